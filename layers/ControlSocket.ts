@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: AGPL-3.0-or-later
+/**
+ * The state directory and the socket in it: `control.sock` says who runs here, so that one
+ * directory has one daemon, and answers questions of commands. JSON lines; mode 0600.
+ *
+ * Who finds a socket that answers is told the pid behind it. A socket that nobody answers was left
+ * by a process that was killed, and is replaced. Two daemons that start in the same instant are
+ * told apart by the answer: each asks its own socket who it is before it goes on.
+ */
+import * as Context from "effect/Context"
+import * as Effect from "effect/Effect"
+import * as Layer from "effect/Layer"
+import * as Schema from "effect/Schema"
+import * as fs from "node:fs"
+import * as net from "node:net"
+import * as path from "node:path"
+
+/** The directory cannot be made or written: EX_CANTCREAT. */
+export class StateDirectoryError extends Schema.TaggedError<StateDirectoryError>()(
+  "StateDirectoryError",
+  {
+    directory: Schema.String,
+    detail: Schema.String,
+    cause: Schema.Defect()
+  }
+) {
+  override get message(): string {
+    return `state directory ${this.directory}: ${this.detail}`
+  }
+}
+
+/** Another daemon runs in the directory. */
+export class StateDirectoryHeld extends Schema.TaggedError<StateDirectoryHeld>()(
+  "StateDirectoryHeld",
+  {
+    directory: Schema.String,
+    pid: Schema.Int,
+    since: Schema.String
+  }
+) {
+  override get message(): string {
+    return `state directory ${this.directory} is in use by pepsi with pid ${this.pid}, started ${this.since}`
+  }
+}
+
+/** Who holds a directory. */
+const Holder = Schema.Struct({ pid: Schema.Int, since: Schema.String })
+type Holder = typeof Holder.Type
+
+export class ControlSocket extends Context.Service<
+  ControlSocket,
+  {
+    /** Answers questions of that name from now on; the answer must be JSON. */
+    readonly answer: (question: string, answer: () => unknown) => Effect.Effect<void>
+  }
+>()("pepsi/layers/ControlSocket") {}
+
+const Question = Schema.fromJsonString(Schema.Struct({ ask: Schema.String }))
+
+/** Longest question; there is no long one. */
+const maxQuestion = 4096
+
+const socketOf = (directory: string): string => path.join(directory, "control.sock")
+
+/** Makes the directory if needed and holds it until the scope closes. */
+export const layer = (
+  directory: string
+): Layer.Layer<ControlSocket, StateDirectoryError | StateDirectoryHeld> =>
+  Layer.effect(
+    ControlSocket,
+    Effect.gen(function* () {
+      yield* makeDirectory(directory)
+      const self: Holder = { pid: process.pid, since: new Date().toISOString() }
+      const answers = new Map<string, () => unknown>([["who", () => self]])
+      yield* refuseHeld(directory)
+      yield* Effect.acquireRelease(listen(directory, answers), (server) => close(server, directory))
+      const holder = yield* who(directory)
+      if (holder !== undefined && holder.pid !== self.pid) return yield* held(directory, holder)
+      return ControlSocket.of({
+        answer: (question, answer) => Effect.sync(() => void answers.set(question, answer))
+      })
+    })
+  )
+
+const held = (directory: string, holder: Holder) =>
+  Effect.fail(new StateDirectoryHeld({ directory, ...holder }))
+
+const refuseHeld = Effect.fnUntraced(function* (directory: string) {
+  const holder = yield* who(directory)
+  if (holder !== undefined) return yield* held(directory, holder)
+})
+
+/** The daemon that runs in a directory, if one answers within two seconds. */
+export const who = (directory: string): Effect.Effect<Holder | undefined> =>
+  ask(directory, "who").pipe(
+    Effect.flatMap(Schema.decodeUnknownEffect(Holder)),
+    // Nobody there, or nobody of ours: then there is no holder.
+    Effect.orElseSucceed(() => undefined)
+  )
+
+/** One question to the daemon of a directory. Fails when nobody answers. */
+export const ask = (
+  directory: string,
+  question: string
+): Effect.Effect<unknown, StateDirectoryError> =>
+  Effect.callback<unknown, StateDirectoryError>((resume) => {
+    const socket = net.connect(socketOf(directory))
+    let text = ""
+    const fail = (detail: string, cause: unknown) =>
+      resume(Effect.fail(new StateDirectoryError({ directory, detail, cause })))
+    socket.setEncoding("utf8")
+    socket.on("connect", () => socket.write(`${JSON.stringify({ ask: question })}\n`))
+    socket.on("data", (chunk: string) => {
+      text += chunk
+    })
+    socket.on("error", (cause) => fail("no daemon answers", cause))
+    socket.on("end", () =>
+      resume(
+        Effect.mapError(
+          Schema.decodeEffect(Schema.fromJsonString(Schema.Unknown))(text),
+          (cause) => new StateDirectoryError({ directory, detail: "no answer of ours", cause })
+        )
+      )
+    )
+    return Effect.sync(() => socket.destroy())
+  }).pipe(
+    Effect.timeoutOrElse({
+      duration: "2 seconds",
+      orElse: () =>
+        Effect.fail(
+          new StateDirectoryError({ directory, detail: "no answer in time", cause: undefined })
+        )
+    })
+  )
+
+/**
+ * As root others may pass through (the database runs under a user of its own) but not look; else
+ * nobody else may enter at all.
+ */
+const makeDirectory = (directory: string): Effect.Effect<void, StateDirectoryError> =>
+  Effect.try({
+    try: () => {
+      if (makeAll(path.resolve(directory))) {
+        fs.chmodSync(directory, process.getuid?.() === 0 ? 0o711 : 0o700)
+      }
+      fs.accessSync(directory, fs.constants.W_OK | fs.constants.X_OK)
+    },
+    catch: (cause) =>
+      new StateDirectoryError({
+        directory,
+        detail: `cannot be written (${codeOf(cause)}); set PEPSI_HOME, or STATE_DIR of [pepsi], to one that can`,
+        cause
+      })
+  })
+
+/** A directory with its parents; true = it is new. Node's own never ends below /proc. */
+const makeAll = (directory: string): boolean => {
+  if (fs.existsSync(directory)) return false
+  if (path.dirname(directory) !== directory) makeAll(path.dirname(directory))
+  fs.mkdirSync(directory)
+  return true
+}
+
+const codeOf = (cause: unknown): string =>
+  cause instanceof Error && "code" in cause && typeof cause.code === "string"
+    ? cause.code
+    : "unknown error"
+
+const listen = (directory: string, answers: ReadonlyMap<string, () => unknown>) =>
+  Effect.callback<net.Server, StateDirectoryError>((resume) => {
+    const file = socketOf(directory)
+    const failed = (cause: unknown) =>
+      resume(
+        Effect.fail(
+          new StateDirectoryError({ directory, detail: `control.sock: ${codeOf(cause)}`, cause })
+        )
+      )
+    // The other side has closed, so what is written last has nobody to read it.
+    const server = net.createServer({ allowHalfOpen: true }, (socket) => serve(socket, answers))
+    server.on("error", failed)
+    fs.rmSync(file, { force: true })
+    const mask = process.umask(0o177)
+    server.listen(file, () => {
+      server.unref()
+      resume(Effect.succeed(server))
+    })
+    process.umask(mask)
+  })
+
+const serve = (socket: net.Socket, answers: ReadonlyMap<string, () => unknown>): void => {
+  let text = ""
+  socket.setEncoding("utf8")
+  socket.setTimeout(5000, () => socket.destroy())
+  // A command that has been interrupted.
+  socket.on("error", () => socket.destroy())
+  socket.on("data", (chunk: string) => {
+    text += chunk
+    if (text.length > maxQuestion) return socket.destroy()
+    if (!text.includes("\n")) return
+    const question = Schema.decodeResult(Question)(text.slice(0, text.indexOf("\n")))
+    const answer = question._tag === "Success" ? answers.get(question.success.ask) : undefined
+    socket.end(`${JSON.stringify(answer?.() ?? { error: "unknown question" })}\n`)
+  })
+}
+
+const close = (server: net.Server, directory: string): Effect.Effect<void> =>
+  Effect.callback<void>((resume) => {
+    server.close(() => resume(Effect.void))
+    fs.rmSync(socketOf(directory), { force: true })
+  })
