@@ -14,6 +14,7 @@ import * as Schema from "effect/Schema"
 import * as fs from "node:fs"
 import * as net from "node:net"
 import * as path from "node:path"
+import * as Directories from "./Directories.ts"
 
 /** The directory cannot be made or written: EX_CANTCREAT. */
 export class StateDirectoryError extends Schema.TaggedError<StateDirectoryError>()(
@@ -140,7 +141,7 @@ export const ask = (
 const makeDirectory = (directory: string): Effect.Effect<void, StateDirectoryError> =>
   Effect.try({
     try: () => {
-      if (makeAll(path.resolve(directory))) {
+      if (Directories.make(directory, 0o755) !== undefined) {
         fs.chmodSync(directory, process.getuid?.() === 0 ? 0o711 : 0o700)
       }
       fs.accessSync(directory, fs.constants.W_OK | fs.constants.X_OK)
@@ -152,14 +153,6 @@ const makeDirectory = (directory: string): Effect.Effect<void, StateDirectoryErr
         cause
       })
   })
-
-/** A directory with its parents; true = it is new. Node's own never ends below /proc. */
-const makeAll = (directory: string): boolean => {
-  if (fs.existsSync(directory)) return false
-  if (path.dirname(directory) !== directory) makeAll(path.dirname(directory))
-  fs.mkdirSync(directory)
-  return true
-}
 
 const codeOf = (cause: unknown): string =>
   cause instanceof Error && "code" in cause && typeof cause.code === "string"

@@ -17,6 +17,7 @@ import * as Maildir from "../src/mail/Maildir.ts"
 import type { Status } from "../src/mail/Status.ts"
 import type { Delivery } from "../src/services/Mailbox.ts"
 import { Mailbox, MailboxError } from "../src/services/Mailbox.ts"
+import * as Directories from "./Directories.ts"
 
 const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_RDONLY, O_WRONLY } = Fs.constants
 
@@ -210,10 +211,9 @@ const create = (path: string, directory: string, root: string): void => {
 
 /** Makes a directory and those missing above it, for us alone, and on disk. */
 const makeDirectory = (path: string): void => {
-  const first = Fs.mkdirSync(path, { recursive: true, mode: MODE_DIRECTORY })
+  const first = Directories.make(path, MODE_DIRECTORY)
   if (first === undefined) return
-  const highest = Path.resolve(first)
-  for (let at = Path.resolve(path); at.length >= highest.length; at = Path.dirname(at)) {
+  for (let at = Path.resolve(path); at.length >= first.length; at = Path.dirname(at)) {
     const fd = Fs.openSync(Path.dirname(at), O_RDONLY | O_DIRECTORY)
     Fs.fsyncSync(fd)
     Fs.closeSync(fd)

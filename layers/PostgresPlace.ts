@@ -19,6 +19,7 @@ import * as os from "node:os"
 import * as path from "node:path"
 import { getgid, getuid } from "node:process"
 import { EmbeddedPostgresError } from "../src/services/DatabaseError.ts"
+import * as Directories from "./Directories.ts"
 import { type Binaries, isLinked } from "./PostgresBinaries.ts"
 
 /** Who runs the server. */
@@ -87,7 +88,7 @@ const relink = (target: string, link: string): void => {
  * pass through it, which is all that a socket needs whose name they know.
  */
 const privateDirectory = (directory: string, account: Account, group?: number): void => {
-  fs.mkdirSync(directory, { recursive: true, mode: 0o700 })
+  Directories.make(directory, 0o700)
   const isForeign = group !== undefined || !isOurs(account)
   if (isForeign) fs.chownSync(directory, account.uid, group ?? account.gid)
   fs.chmodSync(directory, group === undefined ? 0o700 : 0o710)
@@ -100,7 +101,7 @@ const baseOf = (directory: string, account: Account): string => {
   if (lstat(data) !== undefined || canReach(directory, account)) return directory
   const name = createHash("sha256").update(directory).digest("hex").slice(0, 16)
   const base = path.join(elsewhere, name)
-  fs.mkdirSync(base, { recursive: true, mode: 0o711 })
+  Directories.make(base, 0o711)
   return base
 }
 
@@ -149,7 +150,7 @@ export const prepare = (
   Effect.try({
     try: () => {
       // 0711: the database's account may pass through, nobody else can list it.
-      fs.mkdirSync(stateDirectory, { recursive: true, mode: 0o711 })
+      Directories.make(stateDirectory, 0o711)
       const directory = fs.realpathSync(stateDirectory)
       const account = chooseAccount()
       if (account === undefined) throw new Error("root has no account postgres or nobody to run it")

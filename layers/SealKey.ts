@@ -5,11 +5,12 @@
  */
 import { createPrivateKey, createPublicKey, generateKeyPair, randomUUID } from "node:crypto"
 import type { KeyObject } from "node:crypto"
-import { link, mkdir, open, readFile, rm, stat, writeFile } from "node:fs/promises"
+import { link, open, readFile, rm, stat, writeFile } from "node:fs/promises"
 import { join } from "node:path"
 import { promisify } from "node:util"
 import * as Effect from "effect/Effect"
 import { SealError } from "../src/services/MailAuth.ts"
+import * as Directories from "./Directories.ts"
 
 /** Octets of a key file; an RSA key of 8,192 bits takes 6,500. */
 const maxFile = 64 * 1024
@@ -104,8 +105,8 @@ const own = Effect.fnUntraced(function* (directory: string, naming: Naming) {
   const file = join(directory, `${naming.selector}._domainkey.${naming.domain}.pem`)
   const there = yield* Effect.option(read(file))
   if (there._tag === "Some") return there.value
-  yield* Effect.tryPromise({
-    try: () => mkdir(directory, { recursive: true, mode: 0o700 }),
+  yield* Effect.try({
+    try: () => Directories.make(directory, 0o700),
     catch: writing(directory)
   })
   const { privateKey } = yield* Effect.promise(() => generate("rsa", { modulusLength: newBits }))
