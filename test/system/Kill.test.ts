@@ -191,11 +191,7 @@ const rounds = async (home: string, kind: (typeof kinds)[number]): Promise<void>
       await sending
     }
     await emptied(home)
-  } catch (e) {
-    fs.writeFileSync("/tmp/kill.out", String(e))
-    throw e
   } finally {
-    fs.writeFileSync("/tmp/kill.out", daemon?.output() ?? "")
     reader.stop()
     await daemon?.end("SIGTERM")
   }
