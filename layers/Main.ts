@@ -146,6 +146,8 @@ export interface Daemon {
 
 /** A worker may finish what it has begun; a message of 50 MB takes some seconds. */
 const workerGrace = Duration.seconds(10)
+/** Then it is told to end; it has had its time. */
+const endGrace = Duration.seconds(1)
 
 const dispatcher = ({ command, config }: Daemon) =>
   Layer.unwrap(
@@ -153,6 +155,7 @@ const dispatcher = ({ command, config }: Daemon) =>
       Dispatcher.layer({
         pipeline: config.pipeline,
         configuration: Schema.encodeSync(Handed)({ text: config.text, server }),
+        grace: workerGrace,
         idleTimeout: config.dispatch.WORKER_IDLE_TIMEOUT,
         pollInterval: config.dispatch.POLL_INTERVAL,
         fair: config.dispatch.FAIR_SCHEDULING,
@@ -161,7 +164,7 @@ const dispatcher = ({ command, config }: Daemon) =>
         owner: `${config.pepsi.HOSTNAME} ${process.pid}`
       })
     )
-  ).pipe(Layer.provide(WorkersProcess({ command, grace: workerGrace })))
+  ).pipe(Layer.provide(WorkersProcess({ command, grace: endGrace })))
 
 const tls = (config: Config) => {
   const { TLS_CERT: cert, TLS_KEY: key } = config.ingress

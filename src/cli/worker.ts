@@ -12,9 +12,10 @@ import * as Main from "../../layers/Main.ts"
 import * as Wire from "../pipeline/Wire.ts"
 import { boundShutdown, codes, teardown } from "./exit.ts"
 
-/** A stage threw; all that was begun is settled. */
+/** A stage threw; all that was begun is settled, and a new worker does the rest. */
 class StageThrew extends Data.TaggedError("StageThrew")<{ readonly section: string }> {
-  readonly exitCode = codes.software
+  readonly exitCode = codes.temporary
+  override readonly message = `a stage threw behind [stage-${this.section}]; a new worker goes on`
 }
 
 /** The daemon speaks another version, or is no daemon. */

@@ -14,6 +14,7 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as FiberSet from "effect/FiberSet"
 import * as EffectQueue from "effect/Queue"
+import type { Entry } from "../pipeline/Job.ts"
 import type { Ready, Waiting } from "../pipeline/Ready.ts"
 import type { Section } from "../pipeline/Route.ts"
 import type { Tally } from "../pipeline/Stats.ts"
@@ -29,6 +30,8 @@ export interface Settings {
   readonly generation: string
   /** The configuration a worker runs under, as its first line. */
   readonly configuration: string
+  /** What a worker may take to finish what it has begun, when all of them are let go. */
+  readonly grace: Duration.Duration
   /** A worker without rows ends after this time. */
   readonly idleTimeout: Duration.Duration
   /** Octets of one batch, unless it is one row. */
@@ -130,10 +133,12 @@ export const make = Effect.fn("Crew.make")(function* (
       (hall.members.get(section) ?? []).reduce((sum, member) => sum + member.hands.size, 0),
     dismiss: Effect.suspend(() => {
       hall.closed = true
-      return Effect.andThen(
+      const finished = Effect.andThen(
         Effect.forEach(all(hall), (member) => letGo(member), { discard: true }),
         FiberSet.awaitEmpty(fibers)
       )
+      // Who has not finished by then is ended with its scope, and waits for no database.
+      return Effect.andThen(Effect.timeoutOption(finished, settings.grace), FiberSet.clear(fibers))
     }),
     abandon: Effect.suspend(() =>
       Effect.andThen(
@@ -251,6 +256,8 @@ const employ = (hall: Hall, member: Member): Effect.Effect<void> =>
         section: member.section.name,
         configuration: hall.settings.configuration
       })
+      // Let go of before it was there.
+      if (member.state === "ending") yield* worker.finish
       yield* hear(hall, member, worker)
       return yield* worker.ended
     })
@@ -280,9 +287,17 @@ const hear = Effect.fnUntraced(function* (hall: Hall, member: Member, worker: Wo
     )
     if (report === undefined) return
     heard(hall, member, report)
-    if (report.t === "threw") hall.fork(bury(hall, [report.id], report.error))
+    if (report.t === "threw") yield* retire(hall, worker, report)
   }
 })
+
+/** A stage threw on a row: the row is a suspect now, and its worker ends after the others. */
+const retire = (hall: Hall, worker: Worker, { error, id, section }: typeof Wire.ThrewReport.Type) =>
+  Effect.logError("a stage threw").pipe(
+    Effect.annotateLogs({ section, id, error }),
+    Effect.andThen(worker.finish),
+    Effect.andThen(Effect.sync(() => hall.fork(bury(hall, [id], error))))
+  )
 
 const heard = (hall: Hall, member: Member, report: Wire.Report): void => {
   member.heard = now(hall)
@@ -296,7 +311,10 @@ const heard = (hall: Hall, member: Member, report: Wire.Report): void => {
       member.backend = report.backend
       return
     case "settled":
-      for (const row of report.rows) letFrom(member, row.id)
+      for (const row of report.rows) {
+        letFrom(member, row.id)
+        hall.unloadable.delete(row.id)
+      }
       break
     case "returned":
       for (const id of report.ids) letFrom(member, id)
@@ -335,8 +353,8 @@ const unloadable = (hall: Hall, ids: ReadonlyArray<number>): void => {
 
 // Ending
 
-/** Exit codes of a worker that has settled what it had begun (sysexits EX_OK, EX_SOFTWARE). */
-const orderly = (ended: Ended): boolean => ended.code === 0 || ended.code === 70
+/** Exit codes of a worker that has settled what it had begun (sysexits EX_OK, EX_TEMPFAIL). */
+const orderly = (ended: Ended): boolean => ended.code === 0 || ended.code === 75
 
 /** A member is gone: what it still had in hand comes back, or is written as a crash. */
 const part = Effect.fnUntraced(function* (
@@ -401,12 +419,20 @@ const bury = Effect.fnUntraced(function* (hall: Hall, ids: ReadonlyArray<number>
     const row = written.find((w) => w.id === entry.id)
     hall.tally.section(entry.section, row === undefined ? {} : { crashes: 1, lastError: error })
     if (row === undefined) hall.tally.dispatch({ unreported: 1 })
+    if (row?.status === "failed") yield* poisoned(entry)
     if (row?.status === "pending") {
       hall.ready.offer({ ...entry, rev: row.rev, crashes: row.crashes, repeat: true }, now(hall))
     }
   }
   hall.listener.pump()
 })
+
+/** For whoever looks at the log at night: it will not be tried again by itself. */
+const poisoned = ({ id, section }: Entry) =>
+  Effect.annotateLogs(Effect.logError("a message has cost its last worker and is kept as failed"), {
+    id,
+    section
+  })
 
 /** The database may be away; the rows stay in hand until it is back. */
 const untilDone = <A>(effect: Effect.Effect<A, DatabaseError>): Effect.Effect<A> =>

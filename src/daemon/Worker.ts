@@ -6,7 +6,7 @@
  * It holds one database session and decides nothing about who runs what. When its orders end it
  * finishes and settles what it has begun, starts nothing more, and returns.
  */
-import * as Cause from "effect/Cause"
+import type * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
 import * as Effect from "effect/Effect"
 import * as Fiber from "effect/Fiber"
@@ -68,20 +68,35 @@ export const run = Effect.fn("Worker.run")(function* (assignment: Assignment) {
   const settling = yield* Effect.forkScoped(settleAll(shop.outbox, assignment.say))
   const rows = yield* FiberSet.make<void, never>()
   assignment.say({ t: "ready", version: Wire.version, pid: assignment.pid, backend })
-  // Its session may have been lost and made again since; while it is away, the last one is told.
-  const beat = ownership.backend.pipe(
-    Effect.orElseSucceed(() => backend),
-    Effect.map((now) => assignment.say({ t: "beat", backend: now }))
+  yield* Effect.forkScoped(beating(backend, assignment.say))
+  const work = takeOrders(shop, rows).pipe(
+    Effect.andThen(FiberSet.awaitEmpty(rows)),
+    Effect.andThen(EffectQueue.end(shop.outbox)),
+    Effect.andThen(Fiber.join(settling))
   )
-  yield* beat.pipe(Effect.delay(beatInterval), Effect.forever, Effect.forkScoped)
-  // A batch that dies as a whole (a statement of ours is wrong) takes the worker with it.
-  yield* Effect.raceFirst(
-    Effect.andThen(takeOrders(shop, rows), FiberSet.awaitEmpty(rows)),
-    FiberSet.join(rows)
-  )
-  yield* EffectQueue.end(shop.outbox)
-  yield* Fiber.join(settling)
+  // Settling ends before the work does only if a statement of ours is wrong; then we end, too.
+  yield* Effect.raceFirst(work, Effect.andThen(Fiber.join(settling), Effect.never))
   return shop.door.open
+})
+
+/**
+ * Says that we are alive, whatever the database does, with the pid of our session as it was last
+ * seen: another after the session was lost and made again.
+ */
+const beating = Effect.fnUntraced(function* (backend: number, say: (report: Wire.Report) => void) {
+  const ownership = yield* Ownership
+  let last = backend
+  const look = Effect.map(ownership.backend, (now) => {
+    last = now
+  })
+  // While the database is away the last one is told.
+  yield* Effect.forkScoped(Effect.forever(Effect.delay(Effect.ignore(look), beatInterval)))
+  return yield* Effect.forever(
+    Effect.delay(
+      Effect.sync(() => say({ t: "beat", backend: last })),
+      beatInterval
+    )
+  )
 })
 
 const openShop = Effect.fnUntraced(function* (assignment: Assignment) {
@@ -163,6 +178,7 @@ interface Batch {
   readonly returned: ReadonlyArray<number>
 }
 
+/** A defect here is a statement of ours that is wrong; no row is to blame for it. */
 const load = (shop: Shop, ordered: Ordered): Effect.Effect<Batch> =>
   shop.queue
     .load(
@@ -172,23 +188,32 @@ const load = (shop: Shop, ordered: Ordered): Effect.Effect<Batch> =>
     .pipe(
       Effect.retry({ times: 1, while: (error) => error.reason === "conflict" }),
       Effect.map((rows): Batch => ({ rows, returned: [] })),
-      Effect.catchTag("DatabaseError", (error) => loadFailed(shop, ordered, error))
+      Effect.catchTag("DatabaseError", (error) => loadFailed(shop, ordered, error)),
+      Effect.catchDefect((defect) =>
+        Effect.as(Effect.logError("rows cannot be loaded", defect), giveBack(shop, ordered, "away"))
+      )
     )
 
-/** Nothing has begun, so the rows go back unharmed; a row that alone cannot be loaded is named. */
+/** Nothing has begun, so the rows go back unharmed. */
+const giveBack = (
+  shop: Shop,
+  ordered: Ordered,
+  why: (typeof Wire.ReturnedReport.Type)["why"]
+): Batch => {
+  const ids = ordered.map(([id]) => id)
+  shop.assignment.say({ t: "returned", ids, why })
+  return { rows: [], returned: ids }
+}
+
+/** The database says no; a row that cannot be loaded alone is named. */
 const loadFailed = Effect.fnUntraced(function* (
   shop: Shop,
   ordered: Ordered,
   error: DatabaseError
 ) {
-  const ids = ordered.map(([id]) => id)
-  const back = (why: "overload" | "away" | "unloadable"): Batch => {
-    shop.assignment.say({ t: "returned", ids, why })
-    return { rows: [], returned: ids }
-  }
-  if (error.reason === "overload") return back("overload")
-  if (error.reason !== "data") return back("away")
-  if (ordered.length === 1) return back("unloadable")
+  if (error.reason === "overload") return giveBack(shop, ordered, "overload")
+  if (error.reason !== "data") return giveBack(shop, ordered, "away")
+  if (ordered.length === 1) return giveBack(shop, ordered, "unloadable")
   const batches = yield* Effect.forEach(ordered, (row) => load(shop, [row]), { concurrency: 1 })
   return {
     rows: batches.flatMap((batch, index) => batch.rows.map((row) => ({ ...row, index }))),
@@ -199,7 +224,7 @@ const loadFailed = Effect.fnUntraced(function* (
 /** One row, from its first stage to what is settled. A defect on the way is the row's own. */
 const runRow = (shop: Shop, row: Loaded, flags: number): Effect.Effect<void> =>
   runChain(shop, row, flags).pipe(
-    Effect.catchCause((cause) => Effect.sync(() => threw(shop, row.id, cause)))
+    Effect.catchDefect((defect) => Effect.sync(() => threw(shop, row.id, defect)))
   )
 
 const runChain = Effect.fnUntraced(function* (shop: Shop, row: Loaded, flags: number) {
@@ -245,13 +270,13 @@ const finish = (
 }
 
 /** Nothing is written for the row: it is redone alone, and this worker ends after the others. */
-const threw = (shop: Shop, id: number, cause: Cause.Cause<unknown>): void => {
+const threw = (shop: Shop, id: number, defect: unknown): void => {
   shop.door.open = false
   shop.assignment.say({
     t: "threw",
     id,
     section: shop.assignment.section.name,
-    error: place(Cause.squash(cause))
+    error: place(defect)
   })
 }
 

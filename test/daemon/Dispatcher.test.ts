@@ -61,6 +61,7 @@ const world = (
   return Dispatcher.layer({
     pipeline,
     configuration: "",
+    grace: Duration.seconds(10),
     idleTimeout: Duration.seconds(5),
     batchBytes: 32 * 1024 * 1024,
     maxInFlightBytes: 256 * 1024 * 1024,
@@ -176,6 +177,22 @@ describe("Dispatcher", () => {
       }).pipe(Effect.provide(world([{ name: "init", run: init }])))
     }
   )
+
+  it.effect("one throwing message does not stop a section with one worker", () => {
+    const init: Scripted["run"] = ({ sender }) =>
+      sender === "poison@x" ? Effect.die(new Error("boom")) : Effect.succeed(Verdict.done)
+    return Effect.gen(function* () {
+      yield* admit([mail({ sender: "poison@x" })])
+      yield* settle
+      yield* admit(Array.from({ length: 20 }, () => mail()))
+      yield* settle
+      const rows = yield* (yield* MemoryQueue.Table).rows
+      assert.deepStrictEqual(
+        rows.map((row) => [row.sender, row.status]),
+        [["poison@x", "failed"]]
+      )
+    }).pipe(Effect.provide(world([{ name: "init", run: init, parallelism: 1 }])))
+  })
 
   it.effect("a worker that is killed with rows in hand loses none and doubles none", () => {
     const started: Array<Effect.Effect<void>> = []

@@ -99,7 +99,7 @@ export const ownership: Layer.Layer<Ownership> = Layer.succeed(
 /** How a fiber ended, as a process would have. */
 const endOf = (exit: Exit.Exit<boolean, unknown>): Ended =>
   Exit.isSuccess(exit)
-    ? { code: exit.value ? 0 : 70, signal: undefined }
+    ? { code: exit.value ? 0 : 75, signal: undefined }
     : Cause.hasInterruptsOnly(exit.cause)
       ? { code: undefined, signal: "SIGKILL" }
       : { code: 1, signal: undefined }
