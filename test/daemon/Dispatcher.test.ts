@@ -52,7 +52,7 @@ const world = (
         load: (rows, level) => {
           const reason = options.loads?.shift()
           return reason === undefined
-            ? real.load(rows, level)
+            ? Effect.delay(real.load(rows, level), "1 millis")
             : Effect.fail(new DatabaseError({ reason, operation: "Queue.load", cause: undefined }))
         }
       })
