@@ -34,8 +34,8 @@ const started = /SMTP +\S+ port (\d+)/
 
 /**
  * A daemon in a fresh state directory, on any free port, with the built-in wiring; `extra` is
- * added to its configuration. Ended with the scope; the directory is moved aside, not deleted,
- * because deleting many files makes the file system slow for the next run.
+ * added to its configuration. Ended with the scope; the directory stays, because
+ * deleting many files makes the file system slow for the next run.
  */
 export const server = (extra = ""): Effect.Effect<Server, BenchError, Scope.Scope> =>
   Effect.acquireRelease(start(extra), stop).pipe(Effect.map(({ server: running }) => running))

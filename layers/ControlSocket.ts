@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: AGPL-3.0-or-later
 /**
  * The state directory and the socket in it: `control.sock` says who runs here, so that one
- * directory has one daemon, and answers questions of commands. JSON lines; mode 0600.
+ * directory has one daemon. JSON lines; mode 0600.
  *
  * Who finds a socket that answers is told the pid behind it. A socket that nobody answers was left
  * by a process that was killed, and is replaced. Two daemons that start in the same instant are
  * told apart by the answer: each asks its own socket who it is before it goes on.
  */
-import * as Context from "effect/Context"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as Schema from "effect/Schema"
@@ -48,14 +47,6 @@ export class StateDirectoryHeld extends Schema.TaggedError<StateDirectoryHeld>()
 const Holder = Schema.Struct({ pid: Schema.Int, since: Schema.String })
 type Holder = typeof Holder.Type
 
-export class ControlSocket extends Context.Service<
-  ControlSocket,
-  {
-    /** Answers questions of that name from now on; the answer must be JSON. */
-    readonly answer: (question: string, answer: () => unknown) => Effect.Effect<void>
-  }
->()("pepsi/layers/ControlSocket") {}
-
 const Question = Schema.fromJsonString(Schema.Struct({ ask: Schema.String }))
 
 /** Longest question; there is no long one. */
@@ -66,20 +57,15 @@ const socketOf = (directory: string): string => path.join(directory, "control.so
 /** Makes the directory if needed and holds it until the scope closes. */
 export const layer = (
   directory: string
-): Layer.Layer<ControlSocket, StateDirectoryError | StateDirectoryHeld> =>
-  Layer.effect(
-    ControlSocket,
+): Layer.Layer<never, StateDirectoryError | StateDirectoryHeld> =>
+  Layer.effectDiscard(
     Effect.gen(function* () {
       yield* makeDirectory(directory)
       const self: Holder = { pid: process.pid, since: new Date().toISOString() }
-      const answers = new Map<string, () => unknown>([["who", () => self]])
       yield* refuseHeld(directory)
-      yield* Effect.acquireRelease(listen(directory, answers), (server) => close(server, directory))
+      yield* Effect.acquireRelease(listen(directory, self), close)
       const holder = yield* who(directory)
       if (holder !== undefined && holder.pid !== self.pid) return yield* held(directory, holder)
-      return ControlSocket.of({
-        answer: (question, answer) => Effect.sync(() => void answers.set(question, answer))
-      })
     })
   )
 
@@ -92,25 +78,22 @@ const refuseHeld = Effect.fnUntraced(function* (directory: string) {
 })
 
 /** The daemon that runs in a directory, if one answers within two seconds. */
-export const who = (directory: string): Effect.Effect<Holder | undefined> =>
-  ask(directory, "who").pipe(
+const who = (directory: string): Effect.Effect<Holder | undefined> =>
+  ask(directory).pipe(
     Effect.flatMap(Schema.decodeUnknownEffect(Holder)),
     // Nobody there, or nobody of ours: then there is no holder.
     Effect.orElseSucceed(() => undefined)
   )
 
-/** One question to the daemon of a directory. Fails when nobody answers. */
-export const ask = (
-  directory: string,
-  question: string
-): Effect.Effect<unknown, StateDirectoryError> =>
+/** Asks the daemon of a directory who it is. Fails when nobody answers. */
+const ask = (directory: string): Effect.Effect<unknown, StateDirectoryError> =>
   Effect.callback<unknown, StateDirectoryError>((resume) => {
     const socket = net.connect(socketOf(directory))
     let text = ""
     const fail = (detail: string, cause: unknown) =>
       resume(Effect.fail(new StateDirectoryError({ directory, detail, cause })))
     socket.setEncoding("utf8")
-    socket.on("connect", () => socket.write(`${JSON.stringify({ ask: question })}\n`))
+    socket.on("connect", () => socket.write(`${JSON.stringify({ ask: "who" })}\n`))
     socket.on("data", (chunk: string) => {
       text += chunk
     })
@@ -159,8 +142,15 @@ const codeOf = (cause: unknown): string =>
     ? cause.code
     : "unknown error"
 
-const listen = (directory: string, answers: ReadonlyMap<string, () => unknown>) =>
-  Effect.callback<net.Server, StateDirectoryError>((resume) => {
+/** A socket that listens, and the file it is. */
+interface Listening {
+  readonly server: net.Server
+  readonly file: string
+  readonly inode: number
+}
+
+const listen = (directory: string, self: Holder) =>
+  Effect.callback<Listening, StateDirectoryError>((resume) => {
     const file = socketOf(directory)
     const failed = (cause: unknown) =>
       resume(
@@ -168,36 +158,37 @@ const listen = (directory: string, answers: ReadonlyMap<string, () => unknown>) 
           new StateDirectoryError({ directory, detail: `control.sock: ${codeOf(cause)}`, cause })
         )
       )
-    // The other side has closed, so what is written last has nobody to read it.
-    const server = net.createServer({ allowHalfOpen: true }, (socket) => serve(socket, answers))
+    const server = net.createServer({ allowHalfOpen: true }, (socket) => serve(socket, self))
     server.on("error", failed)
     fs.rmSync(file, { force: true })
     const mask = process.umask(0o177)
     server.listen(file, () => {
       server.unref()
-      resume(Effect.succeed(server))
+      resume(Effect.succeed({ server, file, inode: fs.statSync(file).ino }))
     })
     process.umask(mask)
   })
 
-const serve = (socket: net.Socket, answers: ReadonlyMap<string, () => unknown>): void => {
+const serve = (socket: net.Socket, self: Holder): void => {
   let text = ""
   socket.setEncoding("utf8")
   socket.setTimeout(5000, () => socket.destroy())
-  // A command that has been interrupted.
+  // Whoever asked has gone.
   socket.on("error", () => socket.destroy())
   socket.on("data", (chunk: string) => {
     text += chunk
     if (text.length > maxQuestion) return socket.destroy()
     if (!text.includes("\n")) return
     const question = Schema.decodeResult(Question)(text.slice(0, text.indexOf("\n")))
-    const answer = question._tag === "Success" ? answers.get(question.success.ask) : undefined
-    socket.end(`${JSON.stringify(answer?.() ?? { error: "unknown question" })}\n`)
+    const isKnown = question._tag === "Success" && question.success.ask === "who"
+    socket.end(`${JSON.stringify(isKnown ? self : { error: "unknown question" })}\n`)
   })
 }
 
-const close = (server: net.Server, directory: string): Effect.Effect<void> =>
+/** The file is removed only if it is still ours: who replaced it holds the directory. */
+const close = ({ file, inode, server }: Listening): Effect.Effect<void> =>
   Effect.callback<void>((resume) => {
+    const isOurs = fs.statSync(file, { throwIfNoEntry: false })?.ino === inode
     server.close(() => resume(Effect.void))
-    fs.rmSync(socketOf(directory), { force: true })
+    if (isOurs) fs.rmSync(file, { force: true })
   })

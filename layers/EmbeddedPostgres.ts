@@ -56,6 +56,10 @@ const serverOf = (run: string): Server => ({
   username: Postmaster.superuser
 })
 
+/** Whether a cluster was ever made in a directory. */
+export const isMade = (directory: string): boolean =>
+  fs.existsSync(path.join(directory, "postgres"))
+
 /** The address of a server that runs in `directory`, if there is one. For commands. */
 export const locate = (directory: string): Effect.Effect<Server | undefined> =>
   Effect.sync(() => {

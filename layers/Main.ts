@@ -19,7 +19,8 @@ import * as Worker from "../src/daemon/Worker.ts"
 import type * as Wire from "../src/pipeline/Wire.ts"
 import { Accounts } from "../src/services/Accounts.ts"
 import { Configuration } from "../src/services/Configuration.ts"
-import type { DatabaseUnfit, EmbeddedPostgresError } from "../src/services/DatabaseError.ts"
+import { DatabaseUnfit } from "../src/services/DatabaseError.ts"
+import type { EmbeddedPostgresError } from "../src/services/DatabaseError.ts"
 import { MailAuth } from "../src/services/MailAuth.ts"
 import { Mailbox } from "../src/services/Mailbox.ts"
 import type { Stages } from "../src/services/Stages.ts"
@@ -85,13 +86,40 @@ class DatabaseServer extends Context.Service<DatabaseServer, Server>()(
 const pool = (options: Omit<Postgres.Options, "server">) =>
   Layer.unwrap(Effect.map(DatabaseServer, (server) => Postgres.layer({ ...options, server })))
 
-/** What commands ask the database with; a daemon that runs is left alone. */
-export const database = (config: Config) =>
-  QueuePg.pipe(
-    Layer.provideMerge(
-      pool({ applicationName: "pepsi command", maxConnections: 1, synchronousCommit: true })
-    ),
+/** The database for commands that may find it empty; a daemon that runs is left alone. */
+export const anyDatabase = (config: Config) =>
+  pool({ applicationName: "pepsi command", maxConnections: 1, synchronousCommit: true }).pipe(
     Layer.provide(databaseServer(config, false))
+  )
+
+/** What commands look into the queue with: there must be one. */
+export const database = (config: Config) =>
+  Layer.effectDiscard(hasQueue(config)).pipe(
+    Layer.provideMerge(QueuePg),
+    Layer.provideMerge(anyDatabase(config)),
+    Layer.provide(Layer.effectDiscard(hasCluster(config)))
+  )
+
+const noQueue = (what: string) =>
+  new DatabaseUnfit({
+    reason: "missing",
+    detail: `${what}: start 'pepsi serve' once, or run 'pepsi db migrate'`,
+    cause: undefined
+  })
+
+/** A command that only looks makes no database. */
+const hasCluster = ({ pepsi, postgres }: Config) =>
+  Effect.suspend(() =>
+    postgres.CONFIG === undefined && !EmbeddedPostgres.isMade(pepsi.STATE_DIR)
+      ? Effect.fail(noQueue(`there is no queue in ${pepsi.STATE_DIR}`))
+      : Effect.void
+  )
+
+const hasQueue = ({ pepsi }: Config) =>
+  Effect.flatMap(Migrations.status, ({ missing }) =>
+    missing.length === 0
+      ? Effect.void
+      : Effect.fail(noQueue(`the queue of ${pepsi.HOSTNAME} is not what this program needs`))
   )
 
 export const migrate = Migrations.migrate

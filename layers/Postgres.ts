@@ -182,7 +182,8 @@ const pooler = (cause?: unknown) =>
 
 /** Asks once, so that a server that is away or not fit is known at start, before the first mail. */
 export const probe = (
-  connect: Postgres["Service"]["connect"]
+  connect: Postgres["Service"]["connect"],
+  { host, port }: Server
 ): Effect.Effect<void, DatabaseError | DatabaseUnfit> =>
   Effect.scoped(
     Effect.gen(function* () {
@@ -206,7 +207,7 @@ export const probe = (
       (error): error is SqlError => error instanceof SqlError && sqlState(error) === "08P01",
       (error) => Effect.fail(pooler(error))
     ),
-    named("Postgres.probe")
+    named(host.startsWith("/") ? `connection to ${host}` : `connection to ${host} port ${port}`)
   )
 
 /** What a layer of connections offers to the layers with SQL. */
@@ -217,7 +218,7 @@ export const layer = (options: Options): Layer.Layer<Provided, DatabaseError | D
   const connect = connector(options)
   return Layer.unwrap(
     Effect.as(
-      probe(connect),
+      probe(connect, options.server),
       Layer.mergeAll(
         Layer.succeed(Postgres, { server: options.server, connect, session: undefined }),
         // Its connections are made when they are used: it cannot fail here.

@@ -111,7 +111,7 @@ const missing = (wanted: Wanted, present: ReadonlyArray<Binaries>, major: number
     reason: "version",
     detail:
       `${wanted.data} was made by PostgreSQL ${major}, and this host has ${have}: install` +
-      ` PostgreSQL ${major}, or run "pepsi db upgrade" to move the mail to the newer version`,
+      ` PostgreSQL ${major}; moving the mail to a newer version ("pepsi db upgrade") is not there yet`,
     cause: undefined
   })
 }

@@ -69,7 +69,7 @@ const make = Effect.fnUntraced(function* (options: Omit<Options, "maxConnections
       }),
     pid: pool.use((one) => Effect.map(ready(one), (same) => same.processId))
   }
-  yield* probe(() => pool.get)
+  yield* probe(() => pool.get, options.server)
   return Layer.merge(
     Layer.succeed(SqlClient.SqlClient, client),
     Layer.succeed(Postgres, { server: options.server, connect: connector(settings), session })

@@ -31,4 +31,7 @@ const done = Effect.succeed(Verdict.done)
 
 /** The token alone: no address and no subject belongs into the log. */
 const note = (token: string, reason: string | undefined): Effect.Effect<void> =>
-  Effect.logInfo("discarded", reason === undefined ? { token } : { token, reason })
+  Effect.annotateLogs(
+    Effect.logInfo("discarded"),
+    reason === undefined ? { token } : { token, reason }
+  )

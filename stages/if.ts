@@ -49,11 +49,14 @@ export default Stage.define({
     const ways = { rules: WHEN, otherwise: ELSE }
     const judged = MODE === "recipient" ? mail.recipients : [null]
     const { exhausted, sections } = Expression.decide(ways, facts, judged)
-    if (exhausted) yield* Effect.logWarning("too many steps, so ELSE", { token: mail.token })
+    if (exhausted) yield* warn(mail.token)
     if (MODE === "recipient") return parted(mail.recipients, sections)
     return Verdict.passTo(sections[0] ?? ELSE)
   })
 })
+
+const warn = (token: string): Effect.Effect<void> =>
+  Effect.annotateLogs(Effect.logWarning("too many steps, so ELSE"), { token })
 
 const readsHeader = (rules: ReadonlyArray<Expression.Rule>): boolean =>
   rules.some(({ condition }) => condition.needsHeaders)

@@ -11,7 +11,7 @@ const migrate = Command.make(
   { config: configFile },
   Effect.fn(function* ({ config: file }) {
     const config = yield* configuration(file)
-    const applied = yield* Effect.provide(Main.migrate, Main.database(config))
+    const applied = yield* Effect.provide(Main.migrate, Main.anyDatabase(config))
     for (const { name, number } of applied) yield* Console.log(`applied ${number} ${name}`)
     if (applied.length === 0) yield* Console.log("nothing to do")
   })
@@ -24,7 +24,10 @@ const status = Command.make(
   { config: configFile },
   Effect.fn(function* ({ config: file }) {
     const config = yield* configuration(file)
-    const { applied, missing } = yield* Effect.provide(Main.migrationStatus, Main.database(config))
+    const { applied, missing } = yield* Effect.provide(
+      Main.migrationStatus,
+      Main.anyDatabase(config)
+    )
     for (const { appliedAt, name, number } of applied) {
       yield* Console.log(`${number} ${name} applied ${appliedAt.toISOString()}`)
     }

@@ -12,7 +12,6 @@ export const codes = {
   ok: 0,
   usage: 64,
   data: 65,
-  noUser: 67,
   unavailable: 69,
   software: 70,
   cantCreate: 73,
@@ -106,4 +105,6 @@ export const boundShutdown = (graceSeconds: number): void => {
     }
   }
   process.on("SIGTERM", onSignal).on("SIGINT", onSignal)
+  // The terminal was closed: that ends us as a Ctrl-C does.
+  process.on("SIGHUP", () => process.kill(process.pid, "SIGTERM"))
 }

@@ -8,7 +8,7 @@ import * as Argument from "effect/cli/Argument"
 import * as Command from "effect/cli/Command"
 import * as Flag from "effect/cli/Flag"
 import * as Main from "../../layers/Main.ts"
-import { withoutClient } from "../pipeline/Job.ts"
+import { failedUnderHold, withoutClient } from "../pipeline/Job.ts"
 import { Queue } from "../services/Queue.ts"
 import type { Listed } from "../services/Queue.ts"
 import { codes } from "./exit.ts"
@@ -98,6 +98,8 @@ export const queue = Command.make("queue").pipe(
 /** Terminal control sequences of a hostile header stay text. Pure. */
 const printable = (text: string): string => text.replace(/[^\P{Cc}\n\t]/gu, "\uFFFD")
 
+const oneLine = (text: string): string => printable(text).replace(/[\n\t]/g, "\uFFFD")
+
 /** Who sent a message from where is no business of a list. */
 const shown = ({ state, ...row }: Listed) => ({ ...row, state: withoutClient(state) })
 
@@ -108,24 +110,29 @@ const line = (row: Listed): string =>
     row.status,
     `${row.sizeBytes}`,
     age(row.ageSeconds),
-    `<${printable(row.sender)}>`,
-    printable(row.recipients.slice(0, 3).join(",")) + (row.recipients.length > 3 ? ",…" : "")
+    `<${oneLine(row.sender)}>`,
+    oneLine(row.recipients.slice(0, 3).join(",")) + (row.recipients.length > 3 ? ",…" : "")
   ].join(" ")
 
 const details = (row: Listed): ReadonlyArray<string> => [
   `token       ${row.token}`,
   `section     ${row.section}`,
-  `status      ${row.status}${row.dueInSeconds === null ? "" : `, due in ${age(Math.max(0, row.dueInSeconds))}`}` +
-    `${row.parkedReason === null ? "" : `, waits for ${printable(row.parkedReason)}`}`,
+  `status      ${row.status}${waitsFor(row)}`,
   `age         ${age(row.ageSeconds)}`,
   `size        ${row.sizeBytes}`,
   `attempts    ${row.attempts}`,
   `crashes     ${row.crashes}`,
-  `last error  ${printable(row.lastError ?? "none")}`,
-  `sender      <${printable(row.sender)}>`,
-  ...row.recipients.map((recipient) => `recipient   <${printable(recipient)}>`),
-  `state       ${JSON.stringify(withoutClient(row.state))}`
+  `last error  ${oneLine(row.lastError ?? "none")}`,
+  `sender      <${oneLine(row.sender)}>`,
+  ...row.recipients.map((recipient) => `recipient   <${oneLine(recipient)}>`),
+  `state       ${printable(JSON.stringify(withoutClient(row.state)))}`
 ]
+
+const waitsFor = ({ dueInSeconds, parkedReason }: Listed): string => {
+  const due = dueInSeconds === null ? "" : `, due in ${age(Math.max(0, dueInSeconds))}`
+  if (parkedReason === failedUnderHold) return `${due}, failed before it was held`
+  return parkedReason === null ? due : `${due}, waits for ${oneLine(parkedReason)}`
+}
 
 /** "3d4h", "5m2s". Pure. */
 const age = (seconds: number): string => {

@@ -3,6 +3,7 @@
 import * as Console from "effect/Console"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
+import * as Option from "effect/Option"
 import * as Command from "effect/cli/Command"
 import * as Main from "../../layers/Main.ts"
 import type { Configuration } from "../services/Configuration.ts"
@@ -20,7 +21,9 @@ export const serve = Command.make(
     boundShutdown(shutdownSeconds)
     const command = [process.execPath, "--enable-source-maps", process.argv[1] ?? ""] as const
     const announce = Effect.flatMap(Main.running, (running) =>
-      Effect.forEach(greeting(config, running), (line) => Console.log(line), { discard: true })
+      Effect.forEach(greeting(config, running, file), (line) => Console.log(line), {
+        discard: true
+      })
     )
     return yield* Layer.effectDiscard(announce).pipe(
       Layer.provide(Main.daemon({ config, command })),
@@ -33,11 +36,13 @@ export const serve = Command.make(
 /** What a person at a terminal wants to know; the log tells the rest. Pure but for our pid. */
 const greeting = (
   config: Configuration["Service"],
-  running: Main.Running
+  running: Main.Running,
+  file: Option.Option<string>
 ): ReadonlyArray<string> => {
   const { DOMAINS, HOSTNAME, STATE_DIR, USERS } = config.pepsi
   const mailboxes = config.diagnostics.filter(({ option }) => option === "MAILDIR")
   const example = `${USERS === "any" ? "dave" : (USERS[0] ?? "postmaster")}@${DOMAINS[0] ?? HOSTNAME}`
+  const option = Option.isSome(file) ? ` -c ${file.value}` : ""
   return [
     `pepsi ${version} is running as process ${process.pid}; Ctrl-C stops it.`,
     "",
@@ -51,10 +56,14 @@ const greeting = (
     "",
     "To try it, in another terminal:",
     "",
-    `  echo 'Hello Dave' | npm run -s pepsi -- send ${example}`,
-    ...mailboxes
-      .slice(0, 1)
-      .map(({ value }) => `  ls ${value.replace("{mailbox}", example.split("@")[0]!)}/new`),
+    `  echo 'Hello Dave' | npm run -s pepsi -- send${option} ${example}`,
+    ...mailboxes.slice(0, 1).map(({ value }) => `  ls ${mailboxOf(value, example)}/new`),
     ""
   ]
+}
+
+/** The directory of MAILDIR for an address. */
+const mailboxOf = (template: string, address: string): string => {
+  const [mailbox = "", domain = ""] = address.split("@")
+  return template.replaceAll("{mailbox}", mailbox).replaceAll("{domain}", domain)
 }

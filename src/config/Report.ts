@@ -25,7 +25,7 @@ export const show = ({ diagnostics }: Shown): ReadonlyArray<string> =>
     ...(i === 0 ? [] : [""]),
     `[${section}]`,
     ...values.map(({ option, secret, value }) =>
-      secret ? `# ${option} is a secret` : Ini.printAssignment(option, value)
+      secret ? `# ${option} is never shown` : Ini.printAssignment(option, value)
     )
   ])
 
@@ -66,7 +66,7 @@ export const check = (configuration: Shown): ReadonlyArray<string> => {
   const pools = ingress.DB_POOL_SIZE + dispatch.DB_POOL_SIZE
   return [
     ...configuration.warnings.map((warning) => `warning: ${warning}`),
-    `${sections.length} stage sections, mail enters at ${pipeline.entries.join(", ")}`,
+    `${sections.length} stage ${sections.length === 1 ? "section" : "sections"}, mail enters at ${pipeline.entries.join(", ")}`,
     `at most ${workers + pools} database connections: ${workers} of workers, ` +
       `${dispatch.DB_POOL_SIZE} of the dispatcher, ${ingress.DB_POOL_SIZE} of the SMTP server`,
     `generation ${configuration.generation}`

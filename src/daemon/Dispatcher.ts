@@ -60,6 +60,8 @@ interface Hall {
   readonly wake: (what: Wake) => void
   crew: Crew.Crew
   owned: boolean
+  /** Sections that rows wait in and nobody has configured; said at the next full scan. */
+  readonly strange: Set<string>
   /** Highest id anybody has shown us, now and at the last two polls. */
   highWater: number
   recent: readonly [number, number]
@@ -109,6 +111,7 @@ const open = Effect.fn("Dispatcher.open")(function* (settings: Settings) {
     queue: yield* Queue,
     busy,
     wake: (what) => void EffectQueue.offerUnsafe(wakes, what),
+    strange: new Set(),
     crew: undefined as never,
     owned: false,
     highWater: 0,
@@ -139,6 +142,7 @@ const open = Effect.fn("Dispatcher.open")(function* (settings: Settings) {
 const offer = (hall: Hall, entry: Entry): void => {
   if (entry.id > hall.highWater) hall.highWater = entry.id
   if (hall.settings.pipeline.sections.has(entry.section)) hall.ready.offer(entry, now(hall))
+  else hall.strange.add(entry.section)
 }
 
 /** Hands out what can be handed out; called whenever rows or hands have become free. */
@@ -323,10 +327,20 @@ const poll = Effect.fnUntraced(function* (hall: Hall) {
   hall.recent = [hall.recent[1], hall.highWater]
   if (now(hall) < hall.nextFullScan) return yield* scan(hall, from)
   yield* scanAll(hall)
+  if (hall.strange.size > 0) yield* warnOf(hall)
   // Rows that other processes deferred or parked are found here, and bodies nobody shares any more.
   yield* promote(hall)
   yield* hall.queue.sweepBodies
 })
+
+const warnOf = (hall: Hall): Effect.Effect<void> =>
+  Effect.suspend(() => {
+    const sections = [...hall.strange].join(" ")
+    hall.strange.clear()
+    return Effect.annotateLogs(Effect.logWarning("rows wait in sections that are not configured"), {
+      sections
+    })
+  })
 
 /** The table could not be read; the next look finds what this one would have. */
 const whenAway = (work: Effect.Effect<void, DatabaseError>, what: string): Effect.Effect<void> =>

@@ -104,24 +104,31 @@ interface Written {
 const write = (
   queue: Queue["Service"],
   outcomes: ReadonlyArray<Outcome>,
-  durable: boolean
+  durable: boolean,
+  conflicted = false
 ): Effect.Effect<Written> =>
   queue.settle(outcomes, { durable }).pipe(
     Effect.map((rows): Written => ({ rows, retries: 0, refused: [] })),
-    Effect.catchTag("DatabaseError", (error) => again(queue, { outcomes, durable, error }))
+    Effect.catchTag("DatabaseError", (error) =>
+      again(queue, { outcomes, durable, error, again: conflicted })
+    )
   )
 
 interface Trouble {
   readonly outcomes: ReadonlyArray<Outcome>
   readonly durable: boolean
   readonly error: DatabaseError
+  /** It was a conflict before. */
+  readonly again: boolean
 }
 
 const again = Effect.fnUntraced(function* (queue: Queue["Service"], trouble: Trouble) {
   const { durable, error, outcomes } = trouble
   switch (error.reason) {
     case "conflict": {
-      const written: Written = yield* write(queue, outcomes, durable)
+      // At once the first time: the other has what it wanted. Then it may take a moment.
+      if (trouble.again) yield* Effect.sleep(shortPause)
+      const written: Written = yield* write(queue, outcomes, durable, true)
       return { ...written, retries: written.retries + 1 }
     }
     case "data":

@@ -248,12 +248,22 @@ const runChain = Effect.fnUntraced(function* (shop: Shop, row: Loaded, flags: nu
       micros,
       chance: yield* Random.next
     })
-    if (step._tag === "Settle")
+    if (step._tag === "Settle") {
+      if (step.outcome.verdict === "fail") yield* logFailed(row.id, chain.section, step.outcome)
       return finish(shop, { ...chain, runs: step.runs }, step.outcome, step.once)
+    }
     mail = Plan.patched(mail, verdict.patch, step.chain.section.name)
     chain = step.chain
   }
 })
+
+/** The status alone: what a stage says beside it may name people. */
+const logFailed = (id: number, { name }: Section, { error }: Finished["outcome"]) =>
+  Effect.annotateLogs(Effect.logInfo("a message failed"), {
+    id,
+    section: name,
+    status: error?.split(" ")[0]
+  })
 
 const finish = (
   shop: Shop,

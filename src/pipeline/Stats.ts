@@ -25,7 +25,7 @@ export interface SectionStats {
 
 /** What one dispatcher did. */
 export interface DispatchStats {
-  /** Rows that left the queue. */
+  /** Messages that left the queue; one that was fanned out counts by its children. */
   readonly messagesProcessed: number
   readonly handedOut: number
   readonly wakeups: number

@@ -57,10 +57,11 @@ export class EmbeddedPostgresError extends Schema.TaggedError<EmbeddedPostgresEr
  * - `server`: older than PostgreSQL 15, or a pooler that shares sessions between transactions.
  * - `edited`: a migration that was applied has another content now.
  * - `newer`: the database was migrated by a newer program.
+ * - `missing`: it was not migrated at all, or not far enough, and the command makes nothing.
  * - `migration`: a migration failed; nothing of it was kept.
  */
 export class DatabaseUnfit extends Schema.TaggedError<DatabaseUnfit>()("DatabaseUnfit", {
-  reason: Schema.Literals(["config", "server", "edited", "newer", "migration"]),
+  reason: Schema.Literals(["config", "server", "edited", "newer", "missing", "migration"]),
   /** One sentence: what, and what to do. */
   detail: Schema.String,
   cause: Schema.Defect()

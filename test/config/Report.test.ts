@@ -50,7 +50,7 @@ describe("Report", () => {
       'STATE_DIR = "/srv/a b "',
       "",
       "[pepsi-postgres]",
-      "# CONFIG is a secret"
+      "# CONFIG is never shown"
     ])
   })
 
