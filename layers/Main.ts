@@ -16,9 +16,9 @@ import * as Dispatcher from "../src/daemon/Dispatcher.ts"
 import * as Ingress from "../src/daemon/Ingress.ts"
 import * as StatsFlusher from "../src/daemon/StatsFlusher.ts"
 import * as Worker from "../src/daemon/Worker.ts"
-import type * as Wire from "../src/pipeline/Wire.ts"
+import * as Wire from "../src/pipeline/Wire.ts"
 import { Accounts } from "../src/services/Accounts.ts"
-import { Configuration } from "../src/services/Configuration.ts"
+import { Configuration, ConfigurationInvalid } from "../src/services/Configuration.ts"
 import { DatabaseUnfit } from "../src/services/DatabaseError.ts"
 import type { EmbeddedPostgresError } from "../src/services/DatabaseError.ts"
 import { MailAuth } from "../src/services/MailAuth.ts"
@@ -163,6 +163,16 @@ const Handed = Schema.fromJsonString(
   })
 )
 
+/** As the wire quotes it, and with room for the rest of its line. */
+const handedText = Effect.fnUntraced(function* ({ text, ...config }: Config, server: Server) {
+  const handed = Schema.encodeSync(Handed)({ text, server })
+  if (JSON.stringify(handed).length < Wire.maxLine - 1024) return handed
+  const where = config.diagnostics[0]?.origin?.file ?? "configuration"
+  return yield* new ConfigurationInvalid({
+    messages: [`${where}: all of it together is larger than a worker can be told`]
+  })
+})
+
 // Daemon
 
 /** How a daemon is run. */
@@ -179,18 +189,20 @@ const endGrace = Duration.seconds(1)
 
 const dispatcher = ({ command, config }: Daemon) =>
   Layer.unwrap(
-    Effect.map(DatabaseServer, (server) =>
-      Dispatcher.layer({
-        pipeline: config.pipeline,
-        configuration: Schema.encodeSync(Handed)({ text: config.text, server }),
-        grace: workerGrace,
-        idleTimeout: config.dispatch.WORKER_IDLE_TIMEOUT,
-        pollInterval: config.dispatch.POLL_INTERVAL,
-        fair: config.dispatch.FAIR_SCHEDULING,
-        batchBytes: config.dispatch.BATCH,
-        maxInFlightBytes: config.dispatch.MAX_INFLIGHT,
-        owner: `${config.pepsi.HOSTNAME} ${process.pid}`
-      })
+    Effect.map(
+      DatabaseServer.pipe(Effect.flatMap((server) => handedText(config, server))),
+      (text) =>
+        Dispatcher.layer({
+          pipeline: config.pipeline,
+          configuration: text,
+          grace: workerGrace,
+          idleTimeout: config.dispatch.WORKER_IDLE_TIMEOUT,
+          pollInterval: config.dispatch.POLL_INTERVAL,
+          fair: config.dispatch.FAIR_SCHEDULING,
+          batchBytes: config.dispatch.BATCH,
+          maxInFlightBytes: config.dispatch.MAX_INFLIGHT,
+          owner: `${config.pepsi.HOSTNAME} ${process.pid}`
+        })
     )
   ).pipe(Layer.provide(WorkersProcess({ command, grace: endGrace })))
 

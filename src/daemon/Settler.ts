@@ -223,6 +223,9 @@ const statusOf = ({ verdict }: Outcome): Settled["status"] =>
           ? "failed"
           : "gone"
 
+/** New rows of one report: 64 fan-outs to 1,000 members each would not fit on a line. */
+const maxFresh = 2000
+
 /** What the daemon is told of a group. Pure. */
 const reports = (group: ReadonlyArray<Finished>, written: Written): ReadonlyArray<Wire.Report> => {
   const rows = written.rows.flatMap((settled) => {
@@ -236,8 +239,12 @@ const reports = (group: ReadonlyArray<Finished>, written: Written): ReadonlyArra
       ? [tuple(entry)]
       : []
   )
+  const more = Array.from({ length: Math.ceil(fresh.length / maxFresh) - 1 }, (_, i) =>
+    fresh.slice((i + 1) * maxFresh, (i + 2) * maxFresh)
+  )
   return [
-    { t: "settled", rows, fresh, retries: written.retries },
+    { t: "settled", rows, fresh: fresh.slice(0, maxFresh), retries: written.retries },
+    ...more.map((part): Wire.Report => ({ t: "settled", rows: [], fresh: part, retries: 0 })),
     ...written.refused.map((refused): Wire.Report => ({ t: "threw", ...refused }))
   ]
 }

@@ -10,7 +10,7 @@ import { TestClock } from "effect/testing"
 import { groups, settleAll } from "../../src/daemon/Settler.ts"
 import type { Finished } from "../../src/daemon/Settler.ts"
 import type { Outcome } from "../../src/pipeline/Job.ts"
-import type * as Wire from "../../src/pipeline/Wire.ts"
+import * as Wire from "../../src/pipeline/Wire.ts"
 import { DatabaseError } from "../../src/services/DatabaseError.ts"
 import { Queue } from "../../src/services/Queue.ts"
 import type { Settled } from "../../src/services/Queue.ts"
@@ -137,6 +137,27 @@ describe("Settler", () => {
       const said = yield* run([finished(1)], service)
       assert.strictEqual(calls.length, 3)
       assert.strictEqual(said[0]?.t === "settled" ? said[0].retries : -1, 1)
+    })
+  )
+
+  it.effect("more children than a line holds are told in several", () =>
+    Effect.gen(function* () {
+      const many = (outcomes: ReadonlyArray<Outcome>) =>
+        Effect.succeed([
+          ...outcomes.map(applied),
+          ...Array.from({ length: 4500 }, (_, n) => ({
+            ...applied(outcome(n + 10), 0),
+            kind: "child" as const
+          }))
+        ])
+      const { service } = scripted([many])
+      const said = yield* run([finished(1)], service)
+      assert.deepStrictEqual(
+        said.map((report) => (report.t === "settled" ? report.fresh.length : -1)),
+        [2000, 2000, 500]
+      )
+      assert.deepStrictEqual(settledIds(said), [1])
+      for (const report of said) assert.isBelow(Wire.encode(report).length, Wire.maxLine)
     })
   )
 
