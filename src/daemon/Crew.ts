@@ -24,6 +24,7 @@ import { Ownership } from "../services/Ownership.ts"
 import { Queue } from "../services/Queue.ts"
 import { Workers } from "../services/Workers.ts"
 import type { Ended, Worker } from "../services/Workers.ts"
+import { lasting } from "./Lasting.ts"
 
 /** What a crew is set up with. */
 export interface Settings {
@@ -436,7 +437,7 @@ const poisoned = ({ id, section }: Entry) =>
 
 /** The database may be away; the rows stay in hand until it is back. */
 const untilDone = <A>(effect: Effect.Effect<A, DatabaseError>): Effect.Effect<A> =>
-  Effect.catch(effect, () =>
+  Effect.catch(lasting("crew", effect), () =>
     Effect.delay(
       Effect.suspend(() => untilDone(effect)),
       "1 second"

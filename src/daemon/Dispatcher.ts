@@ -29,6 +29,7 @@ import type { Owned } from "../services/Ownership.ts"
 import { Queue } from "../services/Queue.ts"
 import { Statistics } from "../services/Statistics.ts"
 import * as Crew from "./Crew.ts"
+import { lasting } from "./Lasting.ts"
 
 /** What a dispatcher is set up with. */
 export interface Settings extends Omit<Crew.Settings, "generation" | "head"> {
@@ -46,6 +47,8 @@ const page = 1000
 const refillRows = 1024
 /** All that is pending is read again this often; 10^6 rows take about two seconds. */
 const fullScanInterval = Duration.minutes(1)
+/** Between two tries to own our sections, while the database is away. */
+const ownPause = Duration.millis(200)
 /** After a worker was told that the database has no room, or is away. */
 const overloadPause = Duration.millis(500)
 
@@ -82,7 +85,7 @@ export const layer = (settings: Settings) =>
     Control,
     Effect.gen(function* () {
       const hall = yield* open(settings)
-      yield* Effect.forkScoped(owning(hall))
+      yield* Effect.forkScoped(lasting("owning", owning(hall)))
       yield* Effect.addFinalizer(() =>
         Effect.andThen(
           Effect.sync(() => (hall.owned = false)),
@@ -129,11 +132,10 @@ const open = Effect.fn("Dispatcher.open")(function* (settings: Settings) {
     { ready: hall.ready, tally },
     { report: (report) => heard(hall, report), pump: () => pump(hall) }
   )
-  yield* Effect.forkScoped(
-    Effect.forever(Effect.flatMap(EffectQueue.take(wakes), (wake) => onWake(hall, wake)))
-  )
-  yield* Effect.forkScoped(listening(hall))
-  yield* Effect.forkScoped(ticking(hall))
+  const waking = Effect.flatMap(EffectQueue.take(wakes), (wake) => onWake(hall, wake))
+  yield* Effect.forkScoped(lasting("waking", Effect.forever(waking)))
+  yield* Effect.forkScoped(lasting("listening", listening(hall)))
+  yield* Effect.forkScoped(lasting("ticking", ticking(hall)))
   return hall
 })
 
@@ -228,9 +230,9 @@ const owning = Effect.fnUntraced(function* (hall: Hall) {
   while (true) {
     epochs = yield* Effect.scoped(ownOnce(hall, ownership, epochs)).pipe(
       Effect.catchTag("DatabaseError", (error) =>
-        Effect.annotateLogs(Effect.logWarning("the sections are not ours yet"), {
+        Effect.annotateLogs(Effect.logDebug("the sections are not ours yet"), {
           error: error.message
-        }).pipe(Effect.delay("1 second"), Effect.as(epochs))
+        }).pipe(Effect.delay(ownPause), Effect.as(epochs))
       )
     )
   }

@@ -13,6 +13,7 @@ import { Tally } from "../pipeline/Stats.ts"
 import type { Stats } from "../pipeline/Stats.ts"
 import { Queue } from "../services/Queue.ts"
 import { Statistics } from "../services/Statistics.ts"
+import { lasting } from "./Lasting.ts"
 
 /** What a flusher is set up with. */
 export interface Settings {
@@ -56,14 +57,9 @@ export const layer = (settings: Settings) =>
       const one = yield* Semaphore.make(1)
       const flushOnce = Semaphore.withPermits(one, 1)(Effect.suspend(() => flush(desk, now)))
       yield* Effect.addFinalizer(() => Effect.timeoutOption(flushOnce, "5 seconds"))
-      yield* Effect.forkScoped(
-        Effect.forever(
-          Effect.delay(
-            Effect.suspend(() => (isTime(desk, now()) ? flushOnce : Effect.void)),
-            Duration.millis(500)
-          )
-        )
-      )
+      const look = Effect.suspend(() => (isTime(desk, now()) ? flushOnce : Effect.void))
+      const looking = Effect.forever(Effect.delay(look, Duration.millis(500)))
+      yield* Effect.forkScoped(lasting("flushing statistics", looking))
       return Statistics.of({
         tally: desk.tally,
         busy: (isBusy) => {
