@@ -55,7 +55,7 @@ const make = (host: string): Mailbox["Service"] => {
   /** The message as a file in new/; false = a file of that name is there already. */
   const file = Effect.fnUntraced(function* (delivery: Delivery, temporary: string) {
     const fd = yield* attempt(() => Fs.openSync(temporary, O_WRONLY | O_CREAT | O_EXCL, MODE_FILE))
-    const sizes = yield* attempt(() => write(fd, delivery)).pipe(
+    const sizes = yield* write(fd, delivery).pipe(
       Effect.tap(syncFile(fd)),
       Effect.ensuring(Effect.sync(() => Fs.closeSync(fd)))
     )
@@ -143,8 +143,11 @@ const deliveries = (directory: string, done: Done<ReadonlySet<string>>): void =>
     )
   })
 
-/** Writes the message in slices; gives what the file name tells of it. */
-const write = (fd: number, { body, header, preface }: Delivery): Maildir.Sizes => {
+/**
+ * Writes the message in slices; gives what the file name tells of it. Between two slices others
+ * have their turn, so that a large message to many mailboxes holds nobody up.
+ */
+const write = Effect.fnUntraced(function* (fd: number, { body, header, preface }: Delivery) {
   const isWhole = header.length === 0 || header.at(-1) === LF // a header from SQL may not be
   const parts = [Buffer.from(preface), header, Buffer.from(isWhole ? "\n" : "\n\n"), body]
   const octets = parts.reduce((n, part) => n + part.length, 0)
@@ -156,13 +159,14 @@ const write = (fd: number, { body, header, preface }: Delivery): Maildir.Sizes =
     while (where.from < part.length) {
       Maildir.convert(part, slice, where, sizes)
       if (where.at < slice.length) continue
-      writeFully(fd, slice)
+      yield* attempt(() => writeFully(fd, slice))
       where.at = 0
+      yield* Effect.yieldNow
     }
   }
-  writeFully(fd, slice.subarray(0, where.at))
-  return sizes
-}
+  yield* attempt(() => writeFully(fd, slice.subarray(0, where.at)))
+  return sizes satisfies Maildir.Sizes
+})
 
 /** A disk that fills takes a part first and says so at the next write. */
 const writeFully = (fd: number, octets: Uint8Array): void => {

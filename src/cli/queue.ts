@@ -13,6 +13,7 @@ import { Queue } from "../services/Queue.ts"
 import type { Listed } from "../services/Queue.ts"
 import { codes } from "./exit.ts"
 import { configFile, configuration, json } from "./options.ts"
+import { jsonLine, oneLine, printable } from "./terminal.ts"
 
 /** Rows of one look at the table. */
 const page = 500
@@ -56,8 +57,7 @@ const list = Command.make(
             after,
             limit: Math.min(left, page)
           })
-          for (const row of rows)
-            yield* Console.log(asJson ? JSON.stringify(shown(row)) : line(row))
+          for (const row of rows) yield* Console.log(asJson ? jsonLine(shown(row)) : line(row))
           if (rows.length < page) return
           after = rows[rows.length - 1]!.id
         }
@@ -85,7 +85,7 @@ const show = Command.make(
     if (Option.isNone(found)) return yield* new NotFound({ token })
     const { headers, ...row } = found.value
     const text = Buffer.from(headers).toString("utf8").replaceAll("\r\n", "\n")
-    if (asJson) return yield* Console.log(JSON.stringify({ ...shown(row), headers: text }))
+    if (asJson) return yield* Console.log(jsonLine({ ...shown(row), headers: text }))
     for (const part of [...details(row), "", printable(text)]) yield* Console.log(part)
   })
 ).pipe(Command.withDescription("Show one message with its header"))
@@ -94,11 +94,6 @@ export const queue = Command.make("queue").pipe(
   Command.withDescription("Look into the queue"),
   Command.withSubcommands([list, show])
 )
-
-/** Terminal control sequences of a hostile header stay text. Pure. */
-const printable = (text: string): string => text.replace(/[^\P{Cc}\n\t]/gu, "\uFFFD")
-
-const oneLine = (text: string): string => printable(text).replace(/[\n\t]/g, "\uFFFD")
 
 /** Who sent a message from where is no business of a list. */
 const shown = ({ state, ...row }: Listed) => ({ ...row, state: withoutClient(state) })
@@ -125,7 +120,7 @@ const details = (row: Listed): ReadonlyArray<string> => [
   `last error  ${oneLine(row.lastError ?? "none")}`,
   `sender      <${oneLine(row.sender)}>`,
   ...row.recipients.map((recipient) => `recipient   <${oneLine(recipient)}>`),
-  `state       ${printable(JSON.stringify(withoutClient(row.state)))}`
+  `state       ${jsonLine(withoutClient(row.state))}`
 ]
 
 const waitsFor = ({ dueInSeconds, parkedReason }: Listed): string => {

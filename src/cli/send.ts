@@ -9,6 +9,7 @@ import * as Main from "../../layers/Main.ts"
 import * as Header from "../mail/Header.ts"
 import { Transport } from "../services/Transport.ts"
 import { configFile, configuration } from "./options.ts"
+import { printable } from "./terminal.ts"
 
 /** As large as the server could take at most. */
 const maxBytes = 512 * 1024 * 1024
@@ -47,8 +48,8 @@ export const send = Command.make(
       Main.transport(config)
     )
     for (const { recipient, reply } of handed.refused)
-      yield* Console.error(`${recipient}: ${reply}`)
-    yield* Console.log(handed.reply)
+      yield* Console.error(`${recipient}: ${printable(reply)}`)
+    yield* Console.log(printable(handed.reply))
   })
 ).pipe(Command.withDescription("Read a message from standard input and hand it to the SMTP server"))
 
@@ -69,5 +70,5 @@ export const complete = (
     "Subject: a message from pepsi send",
     ""
   ].join("\r\n")
-  return Buffer.from(`${header}\r\n${text}`, "latin1")
+  return Buffer.concat([Buffer.from(`${header}\r\n`, "utf8"), Buffer.from(text, "latin1")])
 }

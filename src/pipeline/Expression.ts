@@ -71,6 +71,9 @@ export const rule = (text: string): Result.Result<Rule, string> =>
     section
   }))
 
+/** Recipients that may each use all steps; a thousand of them share what ten may use. */
+const fullBudgets = 10
+
 /**
  * For each of `recipients` (null = the message as a whole) the section of the first rule that
  * holds, else `otherwise`. Once the steps of a decision are used up, it and all later ones are
@@ -83,10 +86,13 @@ export const decide = (
 ): { readonly sections: ReadonlyArray<string>; readonly exhausted: boolean } => {
   const memo = new Map<Run, unknown>()
   let exhausted = false
+  let shared = maxSteps * Math.min(recipients.length, fullBudgets)
   const sections = recipients.map((recipient) => {
     if (exhausted) return otherwise
-    const on: Judgement = { ...facts, memo, recipient, left: maxSteps }
+    const budget = Math.min(maxSteps, shared)
+    const on: Judgement = { ...facts, memo, recipient, left: budget }
     const found = rules.find(({ condition }) => isTrue(condition.run(on)))
+    shared -= budget - on.left
     exhausted = on.left < 0
     return exhausted ? otherwise : (found?.section ?? otherwise)
   })

@@ -382,6 +382,17 @@ describe("patterns", () => {
     assert.deepStrictEqual([new Set(sections), exhausted], [new Set(["e"]), true])
   })
 
+  it("many recipients share the steps of ten, so that their number makes no bomb", () => {
+    const headerText = "D: xn--e1afmkfd.example\r\n".repeat(900)
+    const rules = [Result.getOrThrow(Expression.rule("any(headers('D'), ==, rcpt) => a"))]
+    const judge = (count: number) => {
+      const recipients = Array.from({ length: count }, (_, i) => `u${i}@\u00e4.example`)
+      const given = facts({ headerText, recipients })
+      return Expression.decide({ rules, otherwise: "e" }, given, recipients).exhausted
+    }
+    assert.deepStrictEqual([judge(1), judge(10), judge(1000)], [false, false, true])
+  })
+
   it("R13: what is the same for all recipients is worked out once", () => {
     const given = facts({ headerText: `To: ${"ab@".repeat(20_000)}\r\n` })
     const rules = [
