@@ -234,7 +234,7 @@ describe("durability", () => {
           const sql = yield* SqlClient.SqlClient
           const queue = yield* Queue
           yield* sql`alter system set wal_writer_delay = '10s'`
-          yield* sql`alter system set wal_writer_flush_after = 0`
+          yield* sql`alter system set wal_writer_flush_after = '1GB'`
           yield* sql`alter system set autovacuum = off`
           yield* sql`select pg_reload_conf()`
           yield* sql`create table waste (x int)`
