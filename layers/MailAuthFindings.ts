@@ -5,10 +5,9 @@
  */
 import type { ARCChainEntry, DKIMResult } from "mailauth"
 import * as Address from "../src/mail/Address.ts"
-import type * as Header from "../src/mail/Header.ts"
 import type { Auth, DkimResult } from "../src/pipeline/State.ts"
 import type { Dmarc, Signatures } from "./MailAuthLibrary.ts"
-import * as Guard from "./MailAuthGuard.ts"
+import type * as Guard from "./MailAuthGuard.ts"
 
 /** Characters of a text that is kept; a domain has 253. */
 const maxText = 255
@@ -79,27 +78,37 @@ const signature = (found: DKIMResult): Signature => {
   }
 }
 
-/** The signatures of a message; "none" of the library is no signature. */
-export const signatures = (found: Signatures): ReadonlyArray<Signature> =>
-  found.dkim.filter(({ status }) => status.result !== "none").map(signature)
+/** A signature that was not looked at. */
+const unseen = (tags: Guard.Claim["tags"], reason: string): Signature => {
+  const tag = (name: string, length = maxText) => clip(tags.get(name), length)
+  const kept = { d: tag("d"), s: tag("s"), a: tag("a"), b: tag("b", 8) }
+  const domain = canonical(kept.d)
+  return {
+    kept: { ...kept, result: "permerror", reason },
+    domain,
+    counts: false,
+    isDoubtful: false
+  }
+}
+
+/** The signatures of a message in their order: what the library says of those it got to see. */
+export const signatures = (
+  claims: ReadonlyArray<Guard.Claim>,
+  found: Signatures
+): ReadonlyArray<Signature> => {
+  // It has one answer for each, or a "none" if there is no signature.
+  const answers = found.dkim.filter(({ status }) => status.result !== "none").values()
+  return claims.map(({ refused, tags }) => {
+    const answer = refused === undefined ? answers.next().value : undefined
+    return answer === undefined ? unseen(tags, refused ?? "not readable") : signature(answer)
+  })
+}
 
 /** The signatures of a message that could not be looked at. */
-export const unseen = (
-  header: Header.Header,
-  max: number,
+export const allUnseen = (
+  claims: ReadonlyArray<Guard.Claim>,
   reason: string
-): ReadonlyArray<Signature> =>
-  Guard.signatureTags(header, max).map((tags) => {
-    const tag = (name: string, length = maxText) => clip(tags.get(name), length)
-    const kept = { d: tag("d"), s: tag("s"), a: tag("a"), b: tag("b", 8) }
-    const result = "permerror"
-    return {
-      kept: { ...kept, result, reason },
-      domain: canonical(kept.d),
-      counts: false,
-      isDoubtful: false
-    }
-  })
+): ReadonlyArray<Signature> => claims.map(({ tags }) => unseen(tags, reason))
 
 export type Arc = Pick<Auth, "arc" | "arc_i" | "arc_sealers">
 

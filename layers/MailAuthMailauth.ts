@@ -110,8 +110,8 @@ interface Signed {
 }
 
 /** A message whose octets the library does not get: no signature passes, no seal is made. */
-const unseen = ({ arrival, limits }: Case, reason: string): Signed => ({
-  signatures: Findings.unseen(arrival.header, limits.signatures, reason),
+const unseen = ({ arrival }: Case, claims: ReadonlyArray<Guard.Claim>, reason: string): Signed => ({
+  signatures: Findings.allUnseen(claims, reason),
   arc: { ...Findings.noArc, arc: Guard.hasArc(arrival.header) ? "fail" : "none" },
   bodyHash: undefined
 })
@@ -123,14 +123,16 @@ const signed = Effect.fnUntraced(function* (one: Case) {
     limits,
     lookups
   } = one
+  const claims = Guard.claims(one.arrival, limits.signatures)
   const reason = Guard.refusal(header, body)
-  if (reason !== undefined) return unseen(one, reason)
-  const trimmed = Guard.trim(header, limits.signatures)
+  if (reason !== undefined) return unseen(one, claims, reason)
   // The library asks for one key after the other; asked ahead, they wait together.
-  for (const name of Guard.keyNames(trimmed)) void lookups.keys(name, "TXT").catch(() => undefined)
+  for (const name of Guard.keyNames(header, claims)) {
+    void lookups.keys(name, "TXT").catch(() => undefined)
+  }
   return yield* library
     .signatures({
-      header: trimmed,
+      header: Guard.trim(header, claims),
       body,
       resolver: lookups.keys,
       minBitLength: limits.minRsaBits
@@ -140,9 +142,9 @@ const signed = Effect.fnUntraced(function* (one: Case) {
         const arc = Findings.arc(found)
         const isDoubtful = arc.arc === "fail" && lookups.isKeyTroubled()
         const bodyHash = isDoubtful ? undefined : found.bodyHash
-        return { signatures: Findings.signatures(found), arc, bodyHash }
+        return { signatures: Findings.signatures(claims, found), arc, bodyHash }
       }),
-      instead<Signed>("DKIM check threw", unseen(one, "not readable"))
+      instead<Signed>("DKIM check threw", unseen(one, claims, "not readable"))
     )
 })
 
@@ -232,6 +234,20 @@ const instanceOf = (fields: string): number =>
 const failed = (detail: string, cause: unknown): SealError =>
   new SealError({ reason: "library", detail, cause })
 
+/** Milliseconds between two lines of the log: the same trouble meets every message. */
+const logInterval = 60_000
+
+/** Says what keeps us from sealing; whoever may do without a seal says nothing of it. */
+const complaints = () => {
+  let last = -Infinity
+  return Effect.fnUntraced(function* (error: SealError) {
+    const now = yield* Clock.currentTimeMillis
+    if (now - last < logInterval) return
+    last = now
+    yield* Effect.annotateLogs(Effect.logError("no seal can be made"), { why: error.detail })
+  })
+}
+
 const sealer = (keys: ReturnType<typeof SealKey.make>, load: Effect.Effect<Library>) =>
   Effect.fnUntraced(function* (seal: Seal) {
     if (Guard.refusal(seal.header, seal.body) !== undefined) return undefined
@@ -257,7 +273,7 @@ const sealer = (keys: ReturnType<typeof SealKey.make>, load: Effect.Effect<Libra
     if (set.headers.length !== 3) return yield* failed(cause?.message ?? "no set came out", cause)
     const fields = set.headers.map((field) => `${field}\r\n`).join("")
     return { fields, instance: instanceOf(fields) }
-  })
+  }, Effect.tapError(complaints()))
 
 const make = Effect.fnUntraced(function* (options: Options) {
   const dns = yield* Dns

@@ -26,7 +26,8 @@ export interface Naming {
 const fail = (detail: string, cause?: unknown): SealError =>
   new SealError({ reason: "key", detail, cause })
 
-const codeOf = (cause: unknown): string | undefined => (cause as { readonly code?: string }).code
+const codeOf = (cause: unknown): string | undefined =>
+  (cause as { readonly code?: string } | undefined)?.code
 
 const reading =
   (file: string) =>
@@ -73,19 +74,26 @@ const writing =
   (cause: unknown): SealError =>
     fail(`${file}: ${codeOf(cause) ?? "not writable"}`, cause)
 
+const newKey = Effect.map(
+  Effect.promise(() => generate("rsa", { modulusLength: newBits })),
+  ({ privateKey }) => privateKey.export({ type: "pkcs8", format: "pem" }).toString()
+)
+
 /**
- * Puts a whole file under its name or leaves the one that is there: of two processes that begin at
- * once, one wins and both use its key.
+ * Puts a new key under its name or leaves the one that is there: of two processes that begin at
+ * once, one wins and both use its key. Making a key takes long: first comes what may fail.
  */
-const create = (file: string, text: string): Effect.Effect<void, SealError> => {
+const create = (file: string): Effect.Effect<void, SealError> => {
   const draft = `${file}.${randomUUID()}`
   const write = Effect.acquireUseRelease(
     Effect.tryPromise({ try: () => open(draft, "wx", 0o600), catch: writing(file) }),
-    (handle) =>
-      Effect.tryPromise({
+    Effect.fnUntraced(function* (handle) {
+      const text = yield* newKey
+      yield* Effect.tryPromise({
         try: () => handle.writeFile(text).then(() => handle.sync()),
         catch: writing(file)
-      }),
+      })
+    }),
     (handle) => Effect.promise(() => handle.close())
   )
   const name = Effect.tryPromise({ try: () => link(draft, file), catch: writing(file) }).pipe(
@@ -103,14 +111,19 @@ const create = (file: string, text: string): Effect.Effect<void, SealError> => {
 /** The key of our own for a name, made at its first use. */
 const own = Effect.fnUntraced(function* (directory: string, naming: Naming) {
   const file = join(directory, `${naming.selector}._domainkey.${naming.domain}.pem`)
-  const there = yield* Effect.option(read(file))
-  if (there._tag === "Some") return there.value
+  // A key that is there and cannot be used is not ours to replace: its record may be published.
+  const there = yield* read(file).pipe(
+    Effect.catchIf(
+      (error) => codeOf(error.cause) === "ENOENT",
+      () => Effect.undefined
+    )
+  )
+  if (there !== undefined) return there
   yield* Effect.try({
     try: () => Directories.make(directory, 0o700),
     catch: writing(directory)
   })
-  const { privateKey } = yield* Effect.promise(() => generate("rsa", { modulusLength: newBits }))
-  yield* create(file, privateKey.export({ type: "pkcs8", format: "pem" }).toString())
+  yield* create(file)
   const pem = yield* read(file)
   const text = record(createPrivateKey(pem), naming)
   yield* Effect.tryPromise({ try: () => writeFile(`${file}.txt`, text), catch: writing(file) })

@@ -169,11 +169,36 @@ describe("DKIM, the corner cases", () => {
         "DKIM-Signature: v=1; a=rsa-sha256; d=a.example; s=s; h=from; bh=x; b=" +
         `${"A ".repeat(100_000)}\n`
       const auth = yield* authOf(huge + text("u@a.example"), { asked })
-      assert.deepStrictEqual(auth.dkim, [])
+      assert.deepStrictEqual(
+        auth.dkim.map((one) => [one.d, one.result, one.reason]),
+        [["a.example", "permerror", "too long"]]
+      )
       assert.notInclude(
         asked.map(({ name }) => name),
         "s._domainkey.a.example"
       )
+    })
+  )
+
+  it.effect("a signature that is not looked at leaves the others their results", () =>
+    Effect.gen(function* () {
+      const good = yield* Effect.promise(() =>
+        Mails.sign(text("u@a.example"), { domain: "a.example" })
+      )
+      const fields = ["z=a" + " ".repeat(200) + "b", "z=" + "x".repeat(9_000)].map(
+        (z) => `DKIM-Signature: v=1; a=rsa-sha256; d=b.example; s=s; h=from; bh=x; b=x; ${z}\r\n`
+      )
+      const signed = Buffer.concat([Buffer.from(fields.join("")), good])
+      const auth = yield* authOf(signed, { zone: key("a.example") })
+      assert.deepStrictEqual(
+        auth.dkim.map((one) => [one.d, one.result, one.reason]),
+        [
+          ["b.example", "permerror", "too many blanks"],
+          ["b.example", "permerror", "too long"],
+          ["a.example", "pass", undefined]
+        ]
+      )
+      assert.isTrue(auth.aligned)
     })
   )
 
@@ -498,6 +523,100 @@ describe("bounds", () => {
     })
   )
 
+  /** How often other work had its turn until an effect was done. */
+  const turnsDuring = <A, E, R>(effect: Effect.Effect<A, E, R>) =>
+    Effect.gen(function* () {
+      let turns = 0
+      let isDone = false
+      const turn = (): void => {
+        turns++
+        if (!isDone) setImmediate(turn)
+      }
+      setImmediate(turn)
+      const found = yield* effect
+      isDone = true
+      return [found, turns] as const
+    })
+  const ways = (count: number): string =>
+    Array.from(
+      { length: count },
+      (_, i) =>
+        "DKIM-Signature: v=1; a=rsa-sha256; c=relaxed/relaxed; " +
+        `d=d${i}.example; s=s; h=from; bh=AAAA; b=AAAA; l=${i}\n`
+    ).join("")
+
+  it.effect("a body of a million blank lines does not stop the other mail", () =>
+    Effect.gen(function* () {
+      const message = Mails.message(ways(10) + text("u@a.example", "\n" + " \n".repeat(1_000_000)))
+      const [auth, turns] = yield* turnsDuring(authOf(message))
+      assert.isAbove(turns, 100)
+      assert.deepStrictEqual(
+        auth.dkim.map(({ reason }) => reason),
+        [
+          ...Array.from({ length: 2 }, () => "body hash did not verify"),
+          ...Array.from({ length: 8 }, () => "too many body hashes")
+        ]
+      )
+    })
+  )
+
+  it.effect("a body that a seal hashes does not stop the other mail", () =>
+    Effect.gen(function* () {
+      const mailAuth = yield* MailAuth
+      const small = Mails.message(text("u@a.example"))
+      const large = Mails.message(text("u@a.example", "\n" + " \n".repeat(500_000)))
+      const auth = yield* authOf(small)
+      const key = { domain: "ours.example", selector: "turns", keyFile: undefined }
+      const seal = (message: Mails.Message) =>
+        mailAuth.seal({ ...message, ...key, auth, authservId: "a", bodyHash: undefined })
+      yield* seal(small) // so that waiting for the key gives no turns
+      const [sealed, turns] = yield* turnsDuring(seal(large))
+      assert.strictEqual(sealed?.instance, 1)
+      assert.isAbove(turns, 50)
+    }).pipe(Effect.provide(over({})))
+  )
+
+  it.effect("a body of too many lines is not canonicalised, and not sealed", () =>
+    Effect.gen(function* () {
+      const message = Mails.message(ways(1) + text("u@a.example", "\n" + " \n".repeat(1_500_001)))
+      const { auth, bodyHash } = yield* verify(message)
+      assert.deepStrictEqual(
+        auth.dkim.map((one) => [one.result, one.reason]),
+        [["permerror", "too many lines"]]
+      )
+      assert.isUndefined(bodyHash)
+    })
+  )
+
+  it.effect("signatures that hash the body in the same way are all looked at", () =>
+    Effect.gen(function* () {
+      let signed = Mails.octets(text("u@a.example"))
+      for (const maxBodyLength of [5, 4, undefined, 4, 5, undefined]) {
+        const input = signed
+        const limit = maxBodyLength === undefined ? {} : { maxBodyLength }
+        signed = yield* Effect.promise(() => Mails.sign(input, { domain: "a.example", ...limit }))
+      }
+      const auth = yield* authOf(signed, { zone: key("a.example") })
+      assert.deepStrictEqual(
+        auth.dkim.map(({ result }) => result),
+        ["pass", "pass", "pass", "pass", "pass", "pass"]
+      )
+    })
+  )
+
+  it.effect("a body of more than 50 MiB is hashed in one way for all signatures", () =>
+    Effect.gen(function* () {
+      const { header } = Mails.message(ways(2) + text("u@a.example"))
+      const line = "0123456789".repeat(7).concat("\r\n")
+      const body = Buffer.alloc(728_178 * line.length, line)
+      const auth = yield* authOf({ header, body })
+      assert.deepStrictEqual(
+        auth.dkim.map(({ reason }) => reason),
+        ["body hash did not verify", "too many body hashes"]
+      )
+    })
+  )
+
   it.effect("a sender's slow name servers cannot keep DMARC from its answer", () =>
     Effect.gen(function* () {
       const includes = Array.from({ length: 9 }, (_, i) => [
@@ -585,6 +704,31 @@ describe("bounds", () => {
           `ARC-Authentication-Results: i=${i + 1}; a.example\n`
       ).join("") + text("u@a.example")
   )
+
+  const gap = (blanks: number): string => `z=a${" ".repeat(blanks)}b`
+  quick("a signature of blanks, four times", () =>
+    `${signature}; ${gap(60_000)}\n`.repeat(4).concat(text("u@a.example"))
+  )
+  quick(
+    "50 ARC sets of blanks",
+    () =>
+      Array.from(
+        { length: 50 },
+        (_, i) =>
+          `ARC-Seal: i=${i + 1}; a=rsa-sha256; cv=none; d=a.example; s=s; b=AAAA; ${gap(7_800)}\n` +
+          `ARC-Message-Signature: i=${i + 1}; a=rsa-sha256; d=a.example; s=s; h=from; bh=AA; ` +
+          `b=AAAA; ${gap(7_800)}\n` +
+          `ARC-Authentication-Results: i=${i + 1}; a.example\n`
+      ).join("") + text("u@a.example")
+  )
+  quick(
+    "a Content-Type of 60,000 parameters",
+    () =>
+      `${signature}\n`.repeat(10) +
+      `Content-Type: text/plain${Array.from({ length: 60_000 }, (_, i) => `; a${i}*0=b`).join("")}\n` +
+      text("u@a.example")
+  )
+  quick("a field of 200,000 CR", () => text("u@a.example", `X: ${"\r".repeat(200_000)}x\n`))
 
   it.effect("names that are asked for are few, whatever a message wants", () =>
     Effect.gen(function* () {
@@ -674,6 +818,20 @@ describe("seals", () => {
   fails("a key file that is not there", "none.pem", undefined)
   fails("a key file that is no key", "text.pem", "hello")
   fails("a key file that everybody can read", "open.pem", arcSign[0]!.privatekey, 0o644)
+
+  it.effect("a key of our own that everybody can read is not replaced", () =>
+    Effect.gen(function* () {
+      const message = Mails.message(text("u@a.example"))
+      const seal = sealing(message, yield* authOf(message), { selector: "opened" })
+      const file = join(keyDirectory, "opened._domainkey.ours.example.pem")
+      yield* make(seal)
+      yield* Effect.promise(() => chmod(file, 0o644))
+      const error = yield* Effect.flip(make(seal))
+      assert.strictEqual(error.detail, `${file}: every user can read it`)
+      yield* Effect.promise(() => chmod(file, 0o600))
+      assert.isDefined(yield* make(seal))
+    })
+  )
 
   it.effect("a set that could be broken by our own DNS is not sealed as broken", () =>
     Effect.gen(function* () {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: AGPL-3.0-or-later
+import { generateKeyPairSync } from "node:crypto"
 import { mkdtempSync } from "node:fs"
-import { readFile, rm } from "node:fs/promises"
+import { chmod, readFile, rm, writeFile } from "node:fs/promises"
 import { tmpdir } from "node:os"
 import { join } from "node:path"
 import { afterAll } from "vitest"
@@ -9,7 +10,9 @@ import * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
+import * as Logger from "effect/Logger"
 import * as Result from "effect/Result"
+import * as TestClock from "effect/testing/TestClock"
 import { DnsNode } from "../../layers/DnsNode.ts"
 import { MailAuthMailauth } from "../../layers/MailAuthMailauth.ts"
 import * as Header from "../../src/mail/Header.ts"
@@ -382,15 +385,68 @@ describe("arc", () => {
     })
   )
 
-  it.effect("a seal that cannot be made is trouble of ours and loses nothing", () =>
+  /** Runs with one service for all, as in a process; what was logged as errors comes with it. */
+  const logged = <A, E>(effect: Effect.Effect<A, E, MailAuth>) => {
+    const errors: Array<string> = []
+    const logger = Logger.make((entry) => {
+      if (entry.logLevel === "Error") errors.push(Logger.formatJson.log(entry))
+    })
+    return Effect.map(effect, (found) => [found, errors] as const).pipe(
+      Effect.provide(Layer.merge(over(DnsZone.memory({})), Logger.layer([logger])))
+    )
+  }
+  const openKey = (name: string) =>
+    Effect.promise(async () => {
+      const file = join(keyDirectory, name)
+      const { privateKey } = generateKeyPairSync("ed25519")
+      await writeFile(file, privateKey.export({ type: "pkcs8", format: "pem" }))
+      await chmod(file, 0o644)
+      return file
+    })
+
+  it.effect("a seal key that everybody can read does not hold all mail, and the log says why", () =>
     Effect.gen(function* () {
+      const file = yield* openKey("open.pem")
       const mail = mailOf(Mails.message(text("u@a.example")))
-      const run = arc.run(
-        mail,
-        values({ SEAL_KEY: join(keyDirectory, "no.pem") })
-      ) as Effect.Effect<Verdict, { readonly status: string }, MailAuth>
-      const error = yield* Effect.flip(run).pipe(Effect.provide(over(DnsZone.memory({}))))
+      const story = Effect.gen(function* () {
+        const one = yield* run(mail, { SEAL_KEY: file })
+        const two = yield* run(mail, { SEAL_KEY: file })
+        yield* TestClock.adjust("1 minute")
+        yield* run(mail, { SEAL_KEY: file })
+        yield* Effect.promise(() => chmod(file, 0o600))
+        return [one, two, yield* run(mail, { SEAL_KEY: file })] as const
+      })
+      const [[one, two, mended], errors] = yield* logged(story)
+      assert.deepStrictEqual([one.decision._tag, two.decision._tag], ["Pass", "Pass"])
+      assert.strictEqual(authOf(one).dmarc, "none")
+      assert.isUndefined(one.patch.state!.sealed)
+      assert.deepStrictEqual(names(one.patch.header!).slice(0, 2), [
+        "Authentication-Results",
+        "Received"
+      ])
+      assert.strictEqual(mended.patch.state!.sealed, "i=1; d=mx.ours.example; s=arc")
+      // Once a minute, not once a message.
+      assert.lengthOf(errors, 2)
+      for (const error of errors) assert.include(error, `${file}: every user can read it`)
+    })
+  )
+
+  it.effect("a section that only seals waits for its key, and the log says why", () =>
+    Effect.gen(function* () {
+      const file = yield* openKey("open2.pem")
+      const mail = mailOf(Mails.message(text("u@a.example")))
+      const story = Effect.gen(function* () {
+        const { patch } = yield* run(mail, { MODE: "verify" })
+        const sealing = arc.run(after(mail, patch), values({ MODE: "seal", SEAL_KEY: file }))
+        return yield* Effect.flip(
+          sealing as Effect.Effect<Verdict, { readonly status: string }, MailAuth>
+        )
+      })
+      const [error, errors] = yield* logged(story)
+      // RFC 3463: 4.x.x is tried again.
       assert.strictEqual(error.status, "4.3.5")
+      assert.lengthOf(errors, 1)
+      assert.include(errors[0], file)
     })
   )
 })
