@@ -221,6 +221,19 @@ const headerBytes = 256 * 1024
 const lineBytes = 64 * 1024
 const batchBytes = 8 * 1024 * 1024
 
+/**
+ * What one source may cost (mail specification 1.1 to 1.5). A quarter of connections and memory: to
+ * shut everybody else out takes four of them.
+ */
+const sourceShare = 0.25
+/** Errors of a session; a sender that means well makes a few, with a list of old addresses more. */
+const errors = 15
+/** Between two messages a client has use for one or two. */
+const idleCommands = 100
+/** A mistyped name is told at once; who tries names is held to one in two seconds. */
+const unknownRecipients = 2
+const unknownDelay = Duration.seconds(2)
+
 const ingress = (config: Config) => {
   const { ingress: options, pepsi } = config
   return Layer.unwrap(
@@ -243,12 +256,17 @@ const ingress = (config: Config) => {
           connections: options.MAX_CONNECTIONS,
           connectionsPerSource: options.MAX_CONNECTIONS_PER_SOURCE,
           exempt: pepsi.MYNETWORKS,
+          sourceShare,
           memoryBytes: options.MEMORY_BUDGET,
           commandTimeout: options.TIMEOUT,
           dataTimeout: Duration.seconds(180),
           minBytesPerSecond: 500,
           handshakeTimeout: Duration.seconds(30),
           sessionTimeout: options.SESSION_MAX,
+          errors,
+          idleCommands,
+          unknownRecipients,
+          unknownDelay,
           stopGrace: options.GRACE
         }
       })
@@ -278,7 +296,10 @@ export const daemon = (self: Daemon) => {
   return ingress(config).pipe(
     Layer.provideMerge(dispatcher(self)),
     Layer.provideMerge(
-      StatsFlusher.layer({ interval: config.dispatch.STATS_INTERVAL, dispatcher: "main" })
+      StatsFlusher.layer({
+        interval: config.dispatch.STATS_INTERVAL,
+        dispatcher: config.pepsi.HOSTNAME
+      })
     ),
     Layer.provideMerge(Layer.mergeAll(QueuePg, OwnershipPg)),
     Layer.provideMerge(Layer.effectDiscard(Migrations.migrate)),

@@ -56,6 +56,10 @@ export const clientConfig = (options: Options): PgClient.PgPoolConfig => {
       // READ COMMITTED whatever the server's default: elsewhere a concurrent settle is an error
       // of its own kind and not a fenced row.
       default_transaction_isolation: "read committed",
+      // Locks of a host that vanished are free after 20 s, not after the two hours of TCP.
+      tcp_keepalives_idle: "10",
+      tcp_keepalives_interval: "2",
+      tcp_keepalives_count: "5",
       idle_in_transaction_session_timeout: String(Duration.toMillis(statementTimeout))
     }
   }
@@ -136,7 +140,10 @@ export const toDatabaseError = (operation: string, error: SqlError): DatabaseErr
     return isAway ? new DatabaseError({ reason: "away", operation, cause }) : undefined
   }
   const reason = meanings.find(([pattern]) => pattern.test(code))?.[1]
-  return reason === undefined ? undefined : new DatabaseError({ reason, operation, code, cause })
+  const { constraint } = cause as { readonly constraint?: string }
+  return reason === undefined
+    ? undefined
+    : new DatabaseError({ reason, operation, code, constraint, cause })
 }
 
 /** Fails as a lost connection does. */

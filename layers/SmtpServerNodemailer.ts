@@ -12,15 +12,16 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
 import * as Layer from "effect/Layer"
+import * as Result from "effect/Result"
 import * as Schedule from "effect/Schedule"
 import { SMTPServer } from "smtp-server"
 import type { SMTPServerOptions } from "smtp-server"
-import * as Ip from "../src/mail/Ip.ts"
 import * as Smtp from "../src/mail/Smtp.ts"
 import { ListenError, SmtpServer } from "../src/services/SmtpServer.ts"
 import type { Limits, Listener, Policy, Service } from "../src/services/SmtpServer.ts"
 import { Session } from "./SmtpServerSession.ts"
 import type { Shared } from "./SmtpServerSession.ts"
+import * as Sources from "./SmtpServerSources.ts"
 
 /** For a client that was turned away or told to go, to read why before its connection is cut. */
 const lingerMillis = 2000
@@ -66,11 +67,9 @@ class House implements Shared {
   readonly doors: Array<Door> = []
   readonly turnedAway = new Set<Socket>()
   readonly watchers = new Set<() => void>()
-  readonly budget: Shared["budget"]
   readonly #clock: Clock.Clock
   readonly #run: <A>(effect: Effect.Effect<A>) => Fiber.Fiber<A>
-  readonly #exempt: ReadonlyArray<Ip.Network>
-  readonly #perSource = new Map<string, number>()
+  readonly #sources: Sources.Sources
   #isStopping = false
 
   constructor(service: Service, policy: Policy, context: Context.Context<never>) {
@@ -78,8 +77,7 @@ class House implements Shared {
     this.policy = policy
     this.#clock = Context.get(context, Clock.Clock)
     this.#run = Effect.runForkWith(context)
-    this.budget = makeBudget(service.limits.memoryBytes)
-    this.#exempt = service.limits.exempt.flatMap((text) => Ip.parseNetwork(text) ?? [])
+    this.#sources = Sources.make(service.limits)
   }
 
   now = (): number => Number(this.#clock.monotonicTimeNanosUnsafe() / 1_000_000n)
@@ -98,39 +96,23 @@ class House implements Shared {
   }
 
   lost = (session: Session): void => {
+    // Whoever scans for servers does this all day, and an address is not for the log above debug.
     this.note(
-      Effect.logInfo("connection lost within a message, nothing queued").pipe(
+      Effect.logDebug("connection lost within a message, nothing queued").pipe(
         Effect.annotateLogs({ client: session.remoteAddress })
       )
     )
   }
 
-  /** Why a new connection cannot be taken. */
-  refusal(ip: string): Smtp.Reply | undefined {
-    const { connections, connectionsPerSource } = this.service.limits
-    if (this.#isStopping) return Smtp.shuttingDown
-    if (this.sessions.size >= connections) return tooMany
-    const hasShare = (this.#perSource.get(ip) ?? 0) < connectionsPerSource
-    return hasShare || this.#isExempt(ip) ? undefined : tooManyOfYou
-  }
-
-  #isExempt(ip: string): boolean {
-    const octets = Ip.parse(ip)
-    return octets !== undefined && this.#exempt.some((network) => Ip.contains(network, octets))
-  }
-
-  enter(session: Session): void {
-    this.sessions.add(session)
-    const ip = session.remoteAddress
-    this.#perSource.set(ip, (this.#perSource.get(ip) ?? 0) + 1)
+  /** What a new connection may have, or why it cannot be taken. */
+  enter(ip: string): Result.Result<Sources.Share, Smtp.Reply> {
+    if (this.#isStopping) return Result.fail(Smtp.shuttingDown)
+    if (this.sessions.size >= this.service.limits.connections) return Result.fail(tooMany)
+    return Result.fromNullishOr(this.#sources.enter(ip), () => tooManyOfYou)
   }
 
   changed = (session: Session): void => {
-    if (session._closed && this.sessions.delete(session)) {
-      const left = (this.#perSource.get(session.remoteAddress) ?? 1) - 1
-      if (left === 0) this.#perSource.delete(session.remoteAddress)
-      else this.#perSource.set(session.remoteAddress, left)
-    }
+    if (session._closed) this.sessions.delete(session)
     for (const watcher of this.watchers) watcher()
   }
 
@@ -169,21 +151,6 @@ class House implements Shared {
 const tooMany = Smtp.reply(421, "4.3.2", "too many connections, try again later")
 const tooManyOfYou = Smtp.reply(421, "4.7.0", "too many connections from your address")
 
-const makeBudget = (bytes: number): Shared["budget"] => {
-  let freeBytes = bytes
-  return {
-    reserve: (wanted) => {
-      if (wanted > freeBytes) return false
-      freeBytes -= wanted
-      return true
-    },
-    release: (given) => {
-      freeBytes += given
-    },
-    freeBytes: () => freeBytes
-  }
-}
-
 /** One listener: the library's server with our sessions. */
 class Door extends SMTPServer {
   readonly #house: House
@@ -201,16 +168,19 @@ class Door extends SMTPServer {
 
   override connect(socket: Socket): void {
     // A peer that is gone already has no address any more.
-    const ip = socket.remoteAddress?.replace(/^::ffff:/i, "")
+    const ip = socket.remoteAddress
     if (ip === undefined || socket.destroyed) {
       socket.destroy()
       return
     }
-    const refused = this.#house.refusal(ip)
-    if (refused !== undefined) return this.#house.turnAway(socket, refused)
-    const session = new Session(this, socket, this.#house, this.#listener)
+    const share = this.#house.enter(ip)
+    if (Result.isFailure(share)) return this.#house.turnAway(socket, share.failure)
+    const session = new Session(this, socket, this.#house, {
+      listener: this.#listener,
+      share: share.success
+    })
     this.connections.add(session)
-    this.#house.enter(session)
+    this.#house.sessions.add(session)
     session.on("error", (cause: Error) => this._onError(cause))
     session.init()
   }

@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: AGPL-3.0-or-later
 /**
  * One SMTP session: a connection of smtp-server whose commands are decided by `Transaction`, whose
- * messages are read by `SmtpData`, and which keeps deadlines of its own. What the library does well
- * stays with it: lines, EHLO, STARTTLS, closing (docs/decisions/0003).
+ * messages are read by `SmtpData`, and which keeps deadlines and counts errors itself. What the
+ * library does well stays with it: lines, EHLO, STARTTLS, closing (docs/decisions/0003).
  */
 import type { Socket } from "node:net"
 import { TLSSocket } from "node:tls"
-import type * as Effect from "effect/Effect"
+import type { CipherNameAndProtocol } from "node:tls"
+import * as Effect from "effect/Effect"
 import * as Duration from "effect/Duration"
 import * as Result from "effect/Result"
 import { SMTPConnection } from "smtp-server/lib/smtp-connection.js"
-import { SMTPStream } from "smtp-server/lib/smtp-stream.js"
+import type { SMTPStream } from "smtp-server/lib/smtp-stream.js"
 import type { SMTPServer } from "smtp-server"
 import * as Smtp from "../src/mail/Smtp.ts"
 import * as SmtpData from "../src/mail/SmtpData.ts"
 import * as Transaction from "../src/mail/Transaction.ts"
 import type { Client, Policy, Service } from "../src/services/SmtpServer.ts"
+import { isBare, Reader } from "./SmtpServerReader.ts"
+import type { Share } from "./SmtpServerSources.ts"
 
 /** What the sessions of one service share. */
 export interface Shared {
   readonly service: Service
   readonly policy: Policy
-  readonly budget: SmtpData.Budget & { readonly freeBytes: () => number }
   /** Milliseconds on a clock that never steps. */
   readonly now: () => number
   /** Asks the policy; a defect is logged and becomes a temporary refusal. */
@@ -33,48 +35,31 @@ export interface Shared {
   readonly isStopping: () => boolean
 }
 
-/** Octets of a command line: RFC 5321 section 4.5.3.1.4 asks for 512, long paths need more. */
-const maxCommand = 2048
-
 /** Over which progress is measured; a shorter window would cut off links that stall. */
 const progressWindowMillis = 60_000
 
-/** The line reader of the library with our reader for messages. */
-class Parser extends SMTPStream {
-  #incoming: SmtpData.Incoming | undefined
-  #finished: () => void = () => undefined
-  #resume: () => void = () => undefined
+/**
+ * Recipients beyond the limit that count as no error: a client that does not wait for replies names
+ * all it has, and is to send the rest in another transaction (RFC 5321 section 4.5.3.1.10).
+ */
+const freeExcess = 1000
 
-  /** Reads a message up to its end; nothing behind it is looked at before `proceed`. */
-  receive(incoming: SmtpData.Incoming, finished: () => void): void {
-    this.#incoming = incoming
-    this.#finished = finished
-    this._dataMode = true
-  }
-
-  proceed(): void {
-    this.#resume()
-  }
-
-  override _feedDataStream(segment: Buffer, done: (error?: Error | null) => void): void {
-    const end = this.#incoming?.push(segment)
-    if (end === undefined) return done()
-    this.#incoming = undefined
-    this._dataMode = false
-    this._remainder = ""
-    this.#resume = () => this._write(segment.subarray(end), "buffer", done)
-    this.#finished()
-  }
-
-  /** A last line without its end is no command: the client was cut off while it wrote. */
-  override _flushData(): void {}
-}
+/** Commands that do nothing for a message. */
+const idle = /^(?:NOOP|RSET|EHLO|HELO|VRFY|HELP)(?: |$)/i
 
 type Done = () => void
+
+/** How a connection came in. */
+export interface Entry {
+  /** Name of the listener. */
+  readonly listener: string
+  readonly share: Share
+}
 
 export class Session extends SMTPConnection {
   readonly #shared: Shared
   readonly #listener: string
+  readonly #share: Share
   #transaction = Transaction.empty
   #incoming: SmtpData.Incoming | undefined
   /** The policy has a message of ours: nothing may cut this session. */
@@ -84,11 +69,14 @@ export class Session extends SMTPConnection {
   #deadline: number
   readonly #end: number
   #progress = { seenBytes: 0, windowBytes: 0, windowMillis: 0 }
+  /** Since the session began, but idle commands since the last message that was taken. */
+  readonly #counts = { errors: 0, excess: 0, idle: 0, unknown: 0 }
 
-  constructor(server: SMTPServer, socket: Socket, shared: Shared, listener: string) {
+  constructor(server: SMTPServer, socket: Socket, shared: Shared, entry: Entry) {
     super(server, socket)
     this.#shared = shared
-    this.#listener = listener
+    this.#listener = entry.listener
+    this.#share = entry.share
     this.#deadline = this.#in(shared.service.limits.commandTimeout)
     this.#end = this.#in(shared.service.limits.sessionTimeout)
   }
@@ -107,11 +95,11 @@ export class Session extends SMTPConnection {
   }
 
   override _createParser(): SMTPStream {
-    const parser = new Parser({ maxCommandLength: maxCommand })
-    parser.oncommand = (line, done) => this._onCommand(line, done)
+    const reader = new Reader()
+    reader.oncommand = (line, done) => this.#command(line, done ?? (() => undefined))
     // The reader only fails by a line that does not end.
-    parser.on("error", () => this.#say(Smtp.reply(421, "4.5.2", "command line too long")))
-    return parser
+    reader.on("error", () => this.#say(Smtp.reply(421, "4.5.2", "command line too long")))
+    return reader
   }
 
   override _getEnhancedStatusCode(code: number, context?: string | false): string {
@@ -129,6 +117,8 @@ export class Session extends SMTPConnection {
     this.#gather()
     super.send(code, text, context)
     this.#deadline = this.#in(this.#shared.service.limits.commandTimeout)
+    // A 421 is the end of a session, not an error within it.
+    if (code >= 400 && code !== 421 && !this.#isFree(context)) this.#fault()
   }
 
   override _resetSession(): void {
@@ -156,6 +146,7 @@ export class Session extends SMTPConnection {
       this.#shared.lost(this)
       this.#drop()
     }
+    this.#share.leave()
     this.#shared.changed(this)
   }
 
@@ -172,28 +163,35 @@ export class Session extends SMTPConnection {
       this.#say(wanted.failure)
       return done()
     }
+    const tell = (answer: Smtp.Reply): void => {
+      this.#say(answer)
+      done()
+    }
     this.#shared.ask(this.#shared.policy.recipient(wanted.success), (answer) => {
       if (Smtp.isPositive(answer)) {
         this.#transaction = Transaction.accept(this.#transaction, wanted.success)
       }
-      this.#say(answer)
-      done()
+      if (this.#mayTellAtOnce(answer)) return tell(answer)
+      const { commandTimeout, unknownDelay } = this.#shared.service.limits
+      this.#deadline = this.#in(Duration.sum(commandTimeout, unknownDelay))
+      this.#shared.ask(Effect.delay(Effect.succeed(answer), unknownDelay), tell)
     })
   }
 
   override handler_DATA(line: Buffer, done: Done): void {
     const envelope = Transaction.data(this.#transaction, line, this.#limits())
-    if (Result.isFailure(envelope) || !(this._parser instanceof Parser)) {
-      this.#say(Result.isFailure(envelope) ? envelope.failure : Smtp.temporary)
-      return done()
+    if (Result.isSuccess(envelope))
+      this.#whenLast((reader) => this.#receive(reader, envelope.success))
+    else this.#say(envelope.failure)
+    done()
+  }
+
+  override handler_STARTTLS(line: Buffer, done: Done): void {
+    // What the library refuses has no handshake behind it.
+    if (this.secure || line.toString("latin1").trim().length > "STARTTLS".length) {
+      return super.handler_STARTTLS(line, done)
     }
-    const { lineBytes, messageBytes } = this.#shared.service.limits
-    const incoming = SmtpData.make({ sizeBytes: messageBytes, lineBytes }, this.#shared.budget)
-    this.#incoming = incoming
-    this._parser.receive(incoming, () => this.#received(envelope.success, incoming))
-    this.send(354, "end with <CRLF>.<CRLF>")
-    this.#deadline = this.#in(this.#shared.service.limits.dataTimeout)
-    this.#progress = { seenBytes: 0, windowBytes: 0, windowMillis: this.#shared.now() }
+    this.#whenLast(() => super.handler_STARTTLS(line, () => undefined))
     done()
   }
 
@@ -241,13 +239,63 @@ export class Session extends SMTPConnection {
     process.nextTick(() => socket.uncork())
   }
 
+  #command(line: Buffer, done: Done): void {
+    if (isBare(line)) {
+      this.#say(Smtp.bareNewline)
+      return this._whenWritable(done)
+    }
+    const { idleCommands } = this.#shared.service.limits
+    if (idle.test(line.toString("latin1")) && ++this.#counts.idle > idleCommands) this.#fault()
+    if (!this._closing) this._onCommand(line, done)
+  }
+
+  /**
+   * Goes on if the client has sent nothing behind its command, as it has to wait for our reply (RFC
+   * 2920 section 3.1, RFC 3207 section 4). Else somebody else may speak through it.
+   */
+  #whenLast(then: (reader: Reader) => void): void {
+    const reader = this._parser
+    if (!(reader instanceof Reader)) return this.#say(Smtp.temporary)
+    reader.pause((isEarly) => {
+      if (!isEarly) return then(reader)
+      this.#say(Smtp.tooEarly)
+      this.close()
+    })
+  }
+
+  #receive(reader: Reader, envelope: Transaction.Envelope): void {
+    const { dataTimeout, lineBytes, messageBytes } = this.#shared.service.limits
+    const incoming = SmtpData.make({ sizeBytes: messageBytes, lineBytes }, this.#share.budget)
+    this.#incoming = incoming
+    reader.receive(incoming, () => this.#received(envelope, incoming))
+    this.send(354, "end with <CRLF>.<CRLF>")
+    this.#deadline = this.#in(dataTimeout)
+    this.#progress = { seenBytes: 0, windowBytes: 0, windowMillis: this.#shared.now() }
+  }
+
+  #isFree(status: string | false | undefined): boolean {
+    return status === Smtp.tooManyRecipients.status && ++this.#counts.excess <= freeExcess
+  }
+
+  /** Counts an error; one too many ends the session. */
+  #fault(): void {
+    if (++this.#counts.errors >= this.#shared.service.limits.errors) this.#say(Smtp.tooManyErrors)
+  }
+
+  /** Who guesses names waits, and a machine that guesses them waits for each one. */
+  #mayTellAtOnce({ status }: Smtp.Reply): boolean {
+    if (status !== Smtp.unknownRecipient.status) return true
+    const { unknownRecipients } = this.#shared.service.limits
+    return ++this.#counts.unknown <= unknownRecipients || this.#share.isExempt
+  }
+
   #in(duration: Duration.Duration): number {
     return this.#shared.now() + Duration.toMillis(duration)
   }
 
   #limits(): Transaction.Limits {
     const { messageBytes, recipients } = this.#shared.service.limits
-    return { messageBytes, recipients, freeBytes: this.#shared.budget.freeBytes() }
+    return { messageBytes, recipients, freeBytes: this.#share.budget.freeBytes() }
   }
 
   #say({ code, status, text }: Smtp.Reply): void {
@@ -281,10 +329,11 @@ export class Session extends SMTPConnection {
     this.#isCommitting = false
     this.#drop()
     this._unrecognizedCommands = 0
+    if (Smtp.isPositive(answer)) this.#counts.idle = 0
     this._resetSession()
     this.#say(answer)
     if (this.#shared.isStopping()) this.stop()
-    else if (this._parser instanceof Parser) this._parser.proceed()
+    else if (this._parser instanceof Reader) this._parser.proceed()
     this.#shared.changed(this)
   }
 
@@ -300,11 +349,14 @@ export class Session extends SMTPConnection {
       port: this.remotePort,
       helo: this.hostNameAppearsAs || "",
       isExtended: this.openingCommand === "EHLO",
-      tls:
-        socket instanceof TLSSocket
-          ? { version: socket.getProtocol() ?? "", cipher: socket.getCipher().standardName }
-          : undefined,
+      tls: socket instanceof TLSSocket ? tlsOf(socket) : undefined,
       listener: this.#listener
     }
   }
+}
+
+/** A socket that was destroyed knows neither any more, whatever its type says. */
+export const tlsOf = (socket: TLSSocket): NonNullable<Client["tls"]> => {
+  const cipher: Partial<CipherNameAndProtocol> | null = socket.getCipher()
+  return { version: socket.getProtocol() ?? "", cipher: cipher?.standardName ?? "" }
 }

@@ -39,20 +39,24 @@ const make = Effect.fnUntraced(function* (settings: Settings) {
   const { admit } = yield* Admission.make(settings)
   const server = yield* SmtpServer
 
-  const recipient = Effect.fnUntraced(function* (address: Address.Address) {
-    const text = address.domain === "" ? settings.postmaster : Address.format(address)
-    const [resolution] = yield* accounts.resolve([text])
-    return recipientReply(resolution)
-  }, Effect.catch(databaseReply))
+  const recipient = Effect.fnUntraced(
+    function* (address: Address.Address) {
+      const text = address.domain === "" ? settings.postmaster : Address.format(address)
+      const [resolution] = yield* accounts.resolve([text])
+      return recipientReply(resolution)
+    },
+    Effect.catch((error) => Effect.succeed(troubleReply(error)))
+  )
 
   const message = Effect.fnUntraced(function* (incoming: Incoming) {
     const token = Buffer.from(yield* random.randomBytes(16)).toString("hex")
     const atMillis = yield* Clock.currentTimeMillis
     const row = Intake.toRow(withPostmaster(incoming, settings), { token, atMillis }, settings)
     if (Result.isFailure(row)) return row.failure
-    yield* admit(row.success)
+    const admitted = yield* Effect.result(admit(row.success))
+    if (Result.isFailure(admitted)) return yield* notAdmitted(admitted.failure, token)
     return Smtp.reply(250, "2.0.0", `queued as ${token}`)
-  }, Effect.catch(databaseReply))
+  })
 
   const listeners = yield* server.serve(settings, { recipient, message })
   for (const { address, name, port } of listeners) {
@@ -71,7 +75,7 @@ const recipientReply = (resolution: Resolution | undefined): Smtp.Reply => {
     case "Local":
       return Smtp.reply(250, "2.1.5", "recipient ok")
     case "Unknown":
-      return Smtp.reply(550, "5.1.1", "no such recipient")
+      return Smtp.unknownRecipient
     case "Foreign":
       return Smtp.reply(550, "5.7.1", "relaying denied")
     case undefined:
@@ -79,15 +83,27 @@ const recipientReply = (resolution: Resolution | undefined): Smtp.Reply => {
   }
 }
 
-/** Trouble of ours is never a refusal; only a message the table cannot hold is one. */
-const databaseReply = ({ reason }: DatabaseError): Effect.Effect<Smtp.Reply> =>
-  Effect.succeed(
-    reason === "data"
-      ? Smtp.malformed
-      : reason === "overload"
-        ? Smtp.reply(451, "4.3.2", "not accepting messages at the moment")
-        : Smtp.temporary
+/** Trouble of ours is never a refusal. */
+const troubleReply = ({ reason }: DatabaseError): Smtp.Reply =>
+  reason === "overload"
+    ? Smtp.reply(451, "4.3.2", "not accepting messages at the moment")
+    : Smtp.temporary
+
+/** Says so in the log, without the words of the server: they may quote the message. */
+const notAdmitted = Effect.fnUntraced(function* (error: DatabaseError, token: string) {
+  const { code, constraint, reason } = error
+  const answer = Admission.isRefusal(error) ? Smtp.malformed : troubleReply(error)
+  yield* Effect.logError("message not admitted").pipe(
+    Effect.annotateLogs({
+      token,
+      sqlstate: code ?? "none",
+      reason,
+      reply: `${answer.code} ${answer.status}`,
+      ...(constraint === undefined ? {} : { constraint })
+    })
   )
+  return answer
+})
 
 const withPostmaster = (incoming: Incoming, { postmaster }: Settings): Incoming => {
   const { recipients } = incoming

@@ -45,31 +45,31 @@ export const parse = (raw: Uint8Array): Header => {
     const start = at
     at = lineEnd(raw, at)
     while (at < raw.length && isBlank(raw[at])) at = lineEnd(raw, at)
-    const name = fieldName(raw, start, at)
-    if (name !== undefined)
-      fields.push({ name: name.text, start, end: at, valueStart: name.colon + 1 })
+    const colon = colonOf(raw, start, at)
+    if (colon === -1) continue
+    fields.push({ name: nameBefore(raw, start, colon), start, end: at, valueStart: colon + 1 })
   }
   return { raw, fields }
 }
 
 /**
- * The name of the field on the line from `start`, if the line is a field: printable ASCII, then a
- * colon; blanks before the colon are obsolete syntax that is still read (RFC 5322 section 4.5).
+ * Where the colon of the field on the line from `start` is, -1 if the line is no field: printable
+ * ASCII, then a colon; blanks before the colon are obsolete syntax that is still read (RFC 5322
+ * section 4.5).
  */
-export const fieldName = (
-  raw: Uint8Array,
-  start: number,
-  end: number
-): { readonly text: string; readonly colon: number } | undefined => {
+const colonOf = (raw: Uint8Array, start: number, end: number): number => {
   let at = start
   while (at < end && raw[at]! > 32 && raw[at]! < 127 && raw[at] !== COLON) at++
-  const nameEnd = at
+  if (at === start) return -1
   while (at < end && isBlank(raw[at])) at++
-  if (nameEnd === start || raw[at] !== COLON) return undefined
-  return {
-    text: Buffer.from(raw.buffer, raw.byteOffset + start, nameEnd - start).toString("latin1"),
-    colon: at
-  }
+  return raw[at] === COLON ? at : -1
+}
+
+/** The octets from `start` to `colon` without blanks at their end. */
+const nameBefore = (raw: Uint8Array, start: number, colon: number): string => {
+  let end = colon
+  while (isBlank(raw[end - 1])) end--
+  return Buffer.from(raw.buffer, raw.byteOffset + start, end - start).toString("latin1")
 }
 
 /** No field at all. */
@@ -134,17 +134,20 @@ export const prepend = (header: Header, lines: string | Uint8Array): Header =>
  * Where the header of a whole message ends: `headerEnd` = offset behind its last line, `bodyStart`
  * = first octet of the body. A line that is no field and no continuation ends the header, and the
  * body begins with it. Lines end with CRLF here; admission sees to that.
+ *
+ * A header of more than `maxBytes` is cut behind the line that makes it so: who sets a limit wants
+ * no more of it, and 50 MB of tiny fields would hold everybody else up for seconds.
  */
 export const split = (
-  message: Uint8Array
+  message: Uint8Array,
+  maxBytes = Infinity
 ): { readonly headerEnd: number; readonly bodyStart: number } => {
   let at = 0
-  while (at < message.length) {
+  while (at < message.length && at <= maxBytes) {
     if (message[at] === CR && message[at + 1] === LF) return { headerEnd: at, bodyStart: at + 2 }
     const end = lineEnd(message, at)
     const continues = at > 0 && isBlank(message[at])
-    if (!continues && fieldName(message, at, end) === undefined)
-      return { headerEnd: at, bodyStart: at }
+    if (!continues && colonOf(message, at, end) === -1) break
     at = end
   }
   return { headerEnd: at, bodyStart: at }

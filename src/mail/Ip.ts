@@ -88,6 +88,17 @@ export const isLoopback = (octets: ReadonlyArray<number>): boolean =>
 export const neighbourhood = (octets: ReadonlyArray<number>): string => {
   if (isLoopback(octets)) return "127.0.0.0/24"
   if (octets.length === 4) return `${octets.slice(0, 3).join(".")}.0/24`
-  const group = (i: number): string => ((octets[i]! << 8) | octets[i + 1]!).toString(16)
-  return `${group(0)}:${group(2)}:${group(4)}::/48`
+  return `${group(octets, 0)}:${group(octets, 2)}:${group(octets, 4)}::/48`
 }
+
+/**
+ * Who is counted as one, as text: an IPv4 address, or the IPv6 /64 in which a single host has all
+ * addresses (RFC 4291 section 2.5.4, RFC 8981).
+ */
+export const source = (octets: ReadonlyArray<number>): string =>
+  octets.length === 4
+    ? octets.join(".")
+    : `${[0, 2, 4, 6].map((i) => group(octets, i)).join(":")}::/64`
+
+const group = (octets: ReadonlyArray<number>, i: number): string =>
+  ((octets[i]! << 8) | octets[i + 1]!).toString(16)

@@ -22,11 +22,15 @@ export interface Summary {
 /** Characters of a column; RFC 5322 section 2.1.1 bounds a line so, and nobody reads more. */
 const maxText = 998
 
-/** Header and body; the empty line between them belongs to neither. */
+/**
+ * Header and body; the empty line between them belongs to neither. A header of more than
+ * `maxHeaderBytes` is cut a little behind them.
+ */
 export const split = (
-  message: Uint8Array
+  message: Uint8Array,
+  maxHeaderBytes = Infinity
 ): { readonly header: Uint8Array; readonly body: Uint8Array } => {
-  const { bodyStart, headerEnd } = Header.split(message)
+  const { bodyStart, headerEnd } = Header.split(message, maxHeaderBytes)
   return { header: message.subarray(0, headerEnd), body: message.subarray(bodyStart) }
 }
 

@@ -26,6 +26,11 @@ export const outOfRoom = reply(452, "4.3.1", "no room at the moment, try again l
 export const tooLarge = reply(552, "5.3.4", "message too large")
 export const shuttingDown = reply(421, "4.3.2", "going down, try again later")
 export const malformed = reply(550, "5.6.0", "malformed message")
+export const unknownRecipient = reply(550, "5.1.1", "no such recipient")
+export const bareNewline = reply(500, "5.5.2", "a command ends with CR LF")
+export const tooEarly = reply(554, "5.5.0", "something was sent before the reply that asks for it")
+export const tooManyRecipients = reply(452, "4.5.3", "too many recipients")
+export const tooManyErrors = reply(421, "4.7.0", "too many errors")
 
 /** What MAIL says (RFC 5321 section 4.1.1.2). */
 export interface Mail {

@@ -50,6 +50,12 @@ const isSpecial = (octet: number): boolean => octet === CR || octet === LF || oc
 const firstBytes = 1024
 
 /**
+ * Up to here a block grows to twice its size. Beyond, to five quarters: a large message shall not
+ * hold almost as much again that it never fills.
+ */
+const doublingBytes = 8 * 1024 * 1024
+
+/**
  * Where the reader stands: at the start of a line; behind a dot that starts a line; behind such a
  * dot and CR; inside a line; behind a CR inside a line.
  */
@@ -132,11 +138,13 @@ const makeStore = (maxBytes: number, budget: Budget) => {
   }
 
   const grow = (neededBytes: number): boolean => {
-    const bytes = Math.max(neededBytes, Math.min(Math.max(2 * block.length, firstBytes), maxBytes))
+    const factor = block.length < doublingBytes ? 2 : 1.25
+    const larger = Math.max(Math.floor(factor * block.length), firstBytes)
+    const bytes = Math.max(neededBytes, Math.min(larger, maxBytes))
     if (!budget.reserve(bytes - block.length)) return false
-    const larger = Buffer.allocUnsafe(bytes)
-    block.copy(larger, 0, 0, usedBytes)
-    block = larger
+    const next = Buffer.allocUnsafe(bytes)
+    block.copy(next, 0, 0, usedBytes)
+    block = next
     return true
   }
 

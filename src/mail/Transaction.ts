@@ -27,7 +27,6 @@ export interface Limits {
 const secondSender = Smtp.reply(503, "5.5.1", "sender was given already")
 const noSender = Smtp.reply(503, "5.5.1", "sender first")
 const noRecipients = Smtp.reply(554, "5.5.1", "no valid recipients")
-const tooManyRecipients = Smtp.reply(452, "4.5.3", "too many recipients")
 const noParameter = Smtp.reply(501, "5.5.4", "DATA takes no parameter")
 
 /** MAIL. */
@@ -55,7 +54,7 @@ export const recipient = (
   return Result.flatMap(Smtp.parseRcpt(line, transaction.mail.smtputf8), (address) =>
     // RFC 5321 section 4.5.3.1.10: the rest is sent in another transaction.
     transaction.recipients.length >= limits.recipients && !has(transaction, address)
-      ? Result.fail(tooManyRecipients)
+      ? Result.fail(Smtp.tooManyRecipients)
       : Result.succeed(address)
   )
 }

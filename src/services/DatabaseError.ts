@@ -17,6 +17,8 @@ export class DatabaseError extends Schema.TaggedError<DatabaseError>()("Database
   operation: Schema.String,
   /** SQLSTATE, where the server gave one. */
   code: Schema.optional(Schema.String),
+  /** The constraint that was broken, where the server named one. */
+  constraint: Schema.optional(Schema.String),
   cause: Schema.Defect()
 }) {
   get status(): "4.3.0" | "4.3.2" | "5.6.0" {

@@ -39,10 +39,12 @@ export interface Limits {
   /** Recipients of a message (RFC 5321 section 4.5.3.1.8 asks for at least 100). */
   readonly recipients: number
   readonly connections: number
-  /** Of one address. */
+  /** Of one source: an IPv4 address or an IPv6 /64. */
   readonly connectionsPerSource: number
   /** Networks without a limit per source, `127.0.0.0/8`. */
   readonly exempt: ReadonlyArray<string>
+  /** The part of `connections` and `memoryBytes` that one source may have, above 0 to 1. */
+  readonly sourceShare: number
   /** Octets of all messages that are in memory. */
   readonly memoryBytes: number
   /** For a whole command line, however the octets come. */
@@ -53,6 +55,14 @@ export interface Limits {
   readonly minBytesPerSecond: number
   readonly handshakeTimeout: Duration.Duration
   readonly sessionTimeout: Duration.Duration
+  /** Negative replies that end a session. */
+  readonly errors: number
+  /** NOOP, RSET and the like since the last message; each further one counts as an error. */
+  readonly idleCommands: number
+  /** Unknown recipients of a session that are answered at once. */
+  readonly unknownRecipients: number
+  /** What each further one waits for its answer, outside the networks of `exempt`. */
+  readonly unknownDelay: Duration.Duration
   /** How long messages on their way in may take to finish when the server goes down. */
   readonly stopGrace: Duration.Duration
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: AGPL-3.0-or-later
 /** SMTP sessions on real sockets, from the banner to the row. */
 import { assert, describe, it } from "@effect/vitest"
+import * as Deferred from "effect/Deferred"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as Logger from "effect/Logger"
@@ -391,7 +392,7 @@ describe("trouble of ours", () => {
     ["away", "451 4.3.0"],
     ["overload", "451 4.3.2"],
     ["conflict", "451 4.3.0"],
-    ["data", "550 5.6.0"]
+    ["data", "451 4.3.0"]
   ] as const) {
     it.live(`is told as ${reply} when the database says ${reason}, and the session goes on`, () =>
       session(async (one, recorder) => {
@@ -404,6 +405,14 @@ describe("trouble of ours", () => {
       })
     )
   }
+
+  it.live("is not all there is: what the table cannot hold is refused for good", () =>
+    session(async (one, recorder) => {
+      const shared = { reason: "data", operation: "Queue.admit", cause: "test" } as const
+      recorder.recorder.before = () => Effect.fail(new DatabaseError({ ...shared, code: "22021" }))
+      assert.match(await one.message("\r\n.\r\n"), /^550 5\.6\.0/)
+    })
+  )
 
   it.live("is never a refusal of a recipient", () =>
     Effect.gen(function* () {
@@ -442,21 +451,28 @@ describe("STARTTLS", () => {
     })
   )
 
-  it.live(
-    "R07: what was said in clear behind STARTTLS is dropped, and so is what was said before",
-    () =>
-      tlsSession(async (one, recorder) => {
-        await one.say("MAIL FROM:<before@example.org>")
-        await one.say("RCPT TO:<dave@ours.example>")
-        one.send("STARTTLS\r\nEHLO injected.example\r\nMAIL FROM:<inj@example.org>\r\nNOOP\r\n")
-        assert.match(await one.reply(), /^220/)
-        await one.secure()
-        assert.match(await one.say("RCPT TO:<u@ours.example>"), /^503 5\.5\.1/)
-        assert.match(await one.say("DATA"), /^503 5\.5\.1/)
-        assert.match(await one.say("EHLO client.example"), /^250/)
-        assert.match(await one.say("RCPT TO:<u@ours.example>"), /^503 5\.5\.1/)
-        assert.deepStrictEqual(recorder.rows(), [])
-      })
+  it.live("R07: who says more in clear behind STARTTLS is shut out, and no handshake begins", () =>
+    tlsSession(async (one, recorder) => {
+      await one.say("MAIL FROM:<before@example.org>")
+      one.send("STARTTLS\r\nEHLO injected.example\r\nMAIL FROM:<inj@example.org>\r\nNOOP\r\n")
+      assert.match(await one.reply(), /^554 5\.5\.0/)
+      assert.strictEqual(await one.reply(), "closed")
+      assert.deepStrictEqual(recorder.rows(), [])
+    })
+  )
+
+  it.live("R07: what was said in clear before STARTTLS is forgotten", () =>
+    tlsSession(async (one, recorder) => {
+      await one.say("MAIL FROM:<before@example.org>")
+      await one.say("RCPT TO:<dave@ours.example>")
+      assert.match(await one.say("STARTTLS"), /^220/)
+      await one.secure()
+      assert.match(await one.say("RCPT TO:<u@ours.example>"), /^503 5\.5\.1/)
+      assert.match(await one.say("DATA"), /^503 5\.5\.1/)
+      assert.match(await one.say("EHLO client.example"), /^250/)
+      assert.match(await one.say("RCPT TO:<u@ours.example>"), /^503 5\.5\.1/)
+      assert.deepStrictEqual(recorder.rows(), [])
+    })
   )
 
   it.live("takes no argument, and a handshake that fails ends only its own connection", () =>
@@ -515,4 +531,22 @@ describe("the log", () => {
       )
     )
   })
+
+  it.live("an address was told at info for each message that broke off", () =>
+    Effect.gen(function* () {
+      const told = yield* Deferred.make<string>()
+      const keep = Logger.make<unknown, void>((entry) => {
+        const line = Logger.formatJson.log(entry)
+        if (line.includes("connection lost")) Deferred.doneUnsafe(told, Effect.succeed(line))
+      })
+      const port = yield* startLogged(makeRecorder()).pipe(
+        Effect.provide(Logger.layer([keep])),
+        Effect.provideService(References.MinimumLogLevel, "All")
+      )
+      const one = yield* greeted(port)
+      yield* Effect.promise(() => one.toData())
+      one.socket.end()
+      assert.strictEqual(JSON.parse(yield* Deferred.await(told)).level, "DEBUG")
+    }).pipe(Effect.scoped)
+  )
 })

@@ -197,7 +197,7 @@ describe("numbers", () => {
 
   it.live("a client that does not read gets every reply once it does", () =>
     Effect.gen(function* () {
-      const port = yield* start(makeRecorder())
+      const port = yield* start(makeRecorder(), limited({ idleCommands: 50_000 }))
       const [mute, other] = [yield* greeted(port), yield* greeted(port)]
       mute.socket.pause()
       mute.send("VRFY x\r\n".repeat(50_000))

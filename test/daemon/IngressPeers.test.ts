@@ -7,8 +7,10 @@ import { tmpdir } from "node:os"
 import { join } from "node:path"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
+import * as Logger from "effect/Logger"
 import * as References from "effect/References"
 import * as SecureRandom from "effect/crypto/SecureRandom"
+import * as SqlClient from "effect/sql/SqlClient"
 import { selfSigned } from "../../layers/Certificate.ts"
 import { QueuePg } from "../../layers/QueuePg.ts"
 import { SmtpServerNodemailer } from "../../layers/SmtpServerNodemailer.ts"
@@ -138,4 +140,43 @@ describe("the database", () => {
       }).pipe(Effect.provideContext(context))
     }).pipe(Effect.scoped)
   )
+
+  it.live("our own disk damage was answered with 550 and nothing was in the log", () => {
+    const lines: Array<string> = []
+    const keep = Logger.make<unknown, void>((e) => void lines.push(Logger.formatJson.log(e)))
+    return Effect.gen(function* () {
+      const context = yield* Layer.build(
+        Ingress.layer(settings).pipe(
+          Layer.provide([SmtpServerNodemailer, accounts(), SecureRandom.layerWebCrypto]),
+          Layer.provideMerge(QueuePg),
+          Layer.provideMerge(Database.fresh({ synchronousCommit: true }))
+        )
+      )
+      yield* Effect.gen(function* () {
+        const sql = yield* SqlClient.SqlClient
+        const { listeners } = yield* Ingress.Ingress
+        yield* sql`create function pepsi.damaged() returns trigger language plpgsql as
+          'begin raise exception using errcode = ''XX001'', message = new.mail_from; end'`
+        yield* sql`create trigger damaged before insert on pepsi.workqueue
+          for each row execute function pepsi.damaged()`
+        const one = new Client(listeners[0]!.port)
+        yield* Effect.addFinalizer(() => Effect.sync(() => one.socket.destroy()))
+        yield* Effect.promise(() => one.greet())
+        assert.match(
+          yield* Effect.promise(() => one.message("Subject: x\r\n\r\nx\r\n.\r\n")),
+          /^451 4\.3\.0/
+        )
+        yield* sql`drop trigger damaged on pepsi.workqueue`
+        assert.match(
+          yield* Effect.promise(() => one.message("Subject: x\r\n\r\nx\r\n.\r\n")),
+          /^250/
+        )
+      }).pipe(Effect.provideContext(context))
+      const told = lines.map((line) => JSON.parse(line)).filter(({ level }) => level === "ERROR")
+      assert.strictEqual(told.length, 1)
+      assert.strictEqual(told[0].annotations.sqlstate, "XX001")
+      assert.match(told[0].annotations.token, /^[0-9a-f]{32}$/)
+      assert.notInclude(JSON.stringify(told), "example.org")
+    }).pipe(Effect.scoped, Effect.provide(Logger.layer([keep])))
+  })
 })

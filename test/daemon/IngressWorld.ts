@@ -93,12 +93,17 @@ export const settings: Ingress.Settings = {
     connections: 256,
     connectionsPerSource: 8,
     exempt: ["127.0.0.0/8", "::1"],
+    sourceShare: 0.25,
     memoryBytes: 64 * 1024 * 1024,
     commandTimeout: Duration.minutes(5),
     dataTimeout: Duration.minutes(3),
     minBytesPerSecond: 500,
     handshakeTimeout: Duration.seconds(30),
     sessionTimeout: Duration.minutes(30),
+    errors: 15,
+    idleCommands: 100,
+    unknownRecipients: 2,
+    unknownDelay: Duration.seconds(2),
     stopGrace: Duration.seconds(30)
   }
 }
@@ -150,9 +155,9 @@ export class Client {
   #wake: () => void = () => undefined
   readonly closed: Promise<void>
 
-  constructor(port: number) {
+  constructor(port: number, host = "127.0.0.1") {
     // Each write leaves at once: Nagle's wait for an acknowledgement would reorder what tests say.
-    this.socket = connect({ port, host: "127.0.0.1", noDelay: true })
+    this.socket = connect({ port, host, noDelay: true })
     this.closed = new Promise((resolve) => this.socket.once("close", () => resolve()))
     this.#listen()
   }

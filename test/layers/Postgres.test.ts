@@ -106,6 +106,17 @@ describe("an error of the database", () => {
     })
   }
 
+  it("names the constraint that was broken", () => {
+    const cause = Object.assign(new Error("x"), {
+      code: "23514",
+      severity: "ERROR",
+      constraint: "workqueue_rcpt"
+    })
+    const reason = new SqlError.UnknownError({ cause, message: "x" })
+    const error = Postgres.toDatabaseError("x", new SqlError.SqlError({ reason }))
+    assert.strictEqual(error?.constraint, "workqueue_rcpt")
+  })
+
   it("is away when there is no connection, and then has no SQLSTATE", () => {
     // EPIPE looks like one.
     for (const code of ["ECONNREFUSED", "EPIPE"]) {

@@ -48,6 +48,14 @@ describe("Ip", () => {
     }
   })
 
+  it("counts an address of IPv4 and a /64 of IPv6 as one source", () => {
+    const source = (text: string) => Ip.source(Ip.parse(text)!)
+    assert.strictEqual(source("198.51.100.7"), "198.51.100.7")
+    assert.strictEqual(source("::ffff:198.51.100.7"), "198.51.100.7")
+    assert.strictEqual(source("2001:db8:0:1:2:3:4:5"), source("2001:db8:0:1:ffff::"))
+    assert.notStrictEqual(source("2001:db8:0:1::1"), source("2001:db8:0:2::1"))
+  })
+
   it("puts neighbours together", () => {
     assert.strictEqual(of("198.51.100.7"), "198.51.100.0/24")
     assert.strictEqual(of("2001:db8:12:3456::9"), "2001:db8:12::/48")

@@ -140,4 +140,16 @@ describe("Message.split", () => {
     assert.deepStrictEqual(parts("\r\nx\r\n"), ["", "x\r\n"])
     assert.deepStrictEqual(parts(""), ["", ""])
   })
+
+  it("looks no further than it was told, and finds the same within", () => {
+    const header = "A: b\r\n".repeat(10)
+    const split = (most: number) => Message.split(Buffer.from(`${header}\r\nx\r\n`), most)
+    assert.strictEqual(split(60).header.length, 60)
+    assert.strictEqual(Buffer.from(split(60).body).toString(), "x\r\n")
+    for (const most of [59, 54, 31, 30]) {
+      const { length } = split(most).header
+      assert.isAbove(length, most)
+      assert.isAtMost(length, most + 6)
+    }
+  })
 })

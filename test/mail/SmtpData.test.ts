@@ -154,6 +154,19 @@ describe("SmtpData", () => {
     assert.strictEqual(budget.free, 1_000_000)
   })
 
+  it("a large message holds little more than has come of it", () => {
+    const budget = makeBudget(100_000_000)
+    const large = SmtpData.make({ sizeBytes: 50_000_000, lineBytes: 1000 }, budget)
+    const segment = Buffer.alloc(65_536, `${"x".repeat(62)}\r\n`)
+    for (let bytes = segment.length; bytes < 40_000_000; bytes += segment.length) {
+      large.push(segment)
+      const heldBytes = 100_000_000 - budget.free
+      const most = bytes <= 8 * 1024 * 1024 ? 2 * bytes : 1.25 * bytes + segment.length
+      assert.isAtMost(heldBytes, most, `held of ${bytes}`)
+    }
+    assert.isUndefined(large.fault())
+  })
+
   it("says so when there is no memory", () => {
     const budget = makeBudget(1024)
     assert.strictEqual(read([octets(stuff("x\r\n"))], budget).fault, undefined)

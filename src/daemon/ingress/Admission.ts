@@ -81,6 +81,18 @@ export const make = Effect.fnUntraced(function* (
   }
 })
 
+/** What the table checks of what a client has sent; the other checks are about what we make. */
+const aboutContent = new Set(["workqueue_rcpt", "workqueue_state"])
+
+/**
+ * Whether this message itself is why it was not admitted: a value the database cannot hold (class
+ * 22), or one that the table must not hold (check_violation). All else, broken disks, limits,
+ * triggers, missing partitions, is ours and mends.
+ */
+export const isRefusal = ({ code, constraint }: DatabaseError): boolean =>
+  code !== undefined &&
+  (code.startsWith("22") || (code === "23514" && aboutContent.has(constraint ?? "")))
+
 const isAboutData = (cause: Cause.Cause<DatabaseError>): boolean => {
   const error = Cause.findError(cause)
   return Result.isSuccess(error) && error.success.reason === "data"

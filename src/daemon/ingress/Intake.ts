@@ -35,7 +35,7 @@ export const toRow = (
   drawn: Drawn,
   settings: Settings
 ): Result.Result<Admission, Smtp.Reply> => {
-  const { body, header: octets } = Message.split(incoming.octets)
+  const { body, header: octets } = Message.split(incoming.octets, settings.headerBytes)
   if (octets.length > settings.headerBytes) return Result.fail(headerTooLarge)
   // An mbox line in front means that a file was sent, not a message.
   if (octets.length === 0 && startsWith(body, "From ")) return Result.fail(Smtp.malformed)

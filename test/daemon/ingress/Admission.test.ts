@@ -171,6 +171,27 @@ describe("group admission", () => {
       }).pipe(Effect.scoped)
   )
 
+  it("takes damage of ours for no fault of the message", () => {
+    const refuses = (code: string | undefined, constraint?: string) =>
+      Admission.isRefusal(
+        new DatabaseError({
+          reason: "data",
+          operation: "Queue.admit",
+          code,
+          constraint,
+          cause: "test"
+        })
+      )
+    for (const code of ["22001", "22021", "22P05"]) assert.isTrue(refuses(code), code)
+    assert.isTrue(refuses("23514", "workqueue_rcpt"))
+    // A missing partition and a check of the owner's own are check violations too.
+    assert.isFalse(refuses("23514"))
+    assert.isFalse(refuses("23514", "workqueue_names"))
+    for (const code of ["XX001", "XX002", "54000", "42883", "23505", "23503", undefined]) {
+      assert.isFalse(refuses(code), code)
+    }
+  })
+
   const sizes = Schema.Array(Schema.Int.check(Schema.isBetween({ minimum: 0, maximum: 50 })))
   it.prop(
     "batches keep the order, lose nothing and stay in their bounds",

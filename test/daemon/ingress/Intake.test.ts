@@ -83,6 +83,21 @@ describe("Intake.toRow", () => {
     assert.strictEqual(refusal(""), "taken")
   })
 
+  it("49 MB of tiny fields are looked at no further than the limit", () => {
+    const bomb = Buffer.alloc(49 * 1024 * 1024, "a:\r\n")
+    const started = process.hrtime.bigint()
+    const row = Intake.toRow(incoming("", { octets: bomb }), drawn, {
+      ...settings,
+      headerBytes: 256 * 1024
+    })
+    const millis = Number(process.hrtime.bigint() - started) / 1e6
+    assert.deepStrictEqual(Result.isFailure(row) && [row.failure.code, row.failure.status], [
+      552,
+      "5.3.4"
+    ])
+    assert.isBelow(millis, 250, "milliseconds in which nobody else is served")
+  })
+
   it("gives neighbours one turn", () => {
     assert.deepStrictEqual(
       ["198.51.100.7", "::ffff:198.51.100.9", "2001:db8:1:2::3", "::1", "127.0.0.1", "bad"].map(
