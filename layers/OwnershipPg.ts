@@ -46,18 +46,21 @@ const make = Effect.fnUntraced(function* (options: Options) {
       application_name: "pepsi owner",
       statement_timeout: "0"
     })
-    const epochs = new Map<string, number>()
     // In one order everywhere, so that two owners cannot wait for one another crosswise.
-    for (const section of [...sections].toSorted()) {
+    const sorted = [...sections].toSorted()
+    for (const section of sorted) {
       yield* session.query("select pg_advisory_lock($1, hashtext($2))", [own_, section])
-      const rows = yield* session.queryValues("select pepsi.section_take($1, $2)::float8", [
-        section,
-        owner
-      ])
-      const epoch = Number(rows[0]?.[0])
+    }
+    // All of them or none: who is interrupted here still knows what it had.
+    const rows = yield* session.queryValues(
+      "select s, pepsi.section_take(s, $2)::float8 from unnest($1::text[]) s order by s",
+      [sorted, owner]
+    )
+    const epochs = new Map(rows.map(([section, epoch]) => [String(section), Number(epoch)]))
+    for (const section of sorted) {
       // Ours until the session was lost, and nobody's since: its workers are our own.
-      if (before?.get(section) !== epoch - 1) yield* outlive(session, section, patience)
-      epochs.set(section, epoch)
+      const isOurs = before?.get(section) === (epochs.get(section) ?? 0) - 1
+      if (!isOurs) yield* outlive(session, section, patience)
     }
     const lost = yield* Deferred.make<void>()
     yield* watchdog(session).pipe(

@@ -3,7 +3,6 @@
  * `pepsi worker --orders SECTION`: a stage worker under a daemon, on standard input and output.
  * Not for people: what it is to do, the configuration included, comes over the pipe.
  */
-import * as NodeRuntime from "@effect/platform-node/NodeRuntime"
 import * as Cause from "effect/Cause"
 import * as Data from "effect/Data"
 import * as Effect from "effect/Effect"
@@ -39,9 +38,7 @@ const readOrders = (orders: Orders): void => {
   process.stdin.on("end", () => EffectQueue.endUnsafe(orders))
 }
 
-const run = Effect.fnUntraced(function* (section: string) {
-  const orders: Orders = yield* EffectQueue.unbounded<Wire.Order, Wire.WireError | Cause.Done>()
-  readOrders(orders)
+const run = Effect.fnUntraced(function* (section: string, orders: Orders) {
   const first = yield* EffectQueue.take(orders)
   if (first.t !== "setup" || first.version !== Wire.version || first.section !== section) {
     return yield* new NotOurs({ message: "worker --orders is started by 'pepsi serve' only" })
@@ -53,20 +50,36 @@ const run = Effect.fnUntraced(function* (section: string) {
   if (!whole) return yield* new StageThrew({ section })
 })
 
+/** Begun work is settled whoever tells us to end: a service manager signals workers, too. */
+const endOnSignal = (orders: Orders): void => {
+  for (const signal of ["SIGINT", "SIGTERM"] as const) {
+    process.on(signal, () => EffectQueue.endUnsafe(orders))
+  }
+  boundShutdown(settleSeconds)
+}
+
+/** After a signal; then the daemon would kill us. */
+const settleSeconds = 10
+
 /** Runs until standard input ends. */
 export const runWorker = (section: string): void => {
   // The daemon is gone when nobody reads the reports: its end of standard input ends us, too.
   process.stdout.on("error", () => undefined)
-  boundShutdown(10)
-  NodeRuntime.runMain(
-    run(section).pipe(
-      Effect.annotateLogs({ worker: section }),
-      Effect.catchIf(
-        (error) => error._tag === "Done",
-        () => Effect.void
-      ),
-      Effect.provide(Main.earlyLog)
+  const orders: Orders = Effect.runSync(
+    EffectQueue.unbounded<Wire.Order, Wire.WireError | Cause.Done>()
+  )
+  endOnSignal(orders)
+  readOrders(orders)
+  const program = run(section, orders).pipe(
+    Effect.annotateLogs({ worker: section }),
+    Effect.catchIf(
+      (error) => error._tag === "Done",
+      () => Effect.void
     ),
-    { teardown, disableErrorReporting: true }
+    Effect.provide(Main.earlyLog)
+  )
+  // Not runMain: that interrupts at a signal, and with it what has begun.
+  Effect.runFork(program).addObserver((exit) =>
+    teardown(exit, (code) => process.stdout.write("", () => process.exit(code)))
   )
 }

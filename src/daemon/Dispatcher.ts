@@ -61,6 +61,9 @@ interface Hall {
   readonly busy: (isBusy: boolean) => void
   /** Wakes the fiber that looks at the table. */
   readonly wake: (what: Wake) => void
+  readonly wanted: Set<Wake>
+  /** Sections whose rows came back because of the database, and until when they wait. */
+  readonly paused: Map<string, number>
   crew: Crew.Crew
   owned: boolean
   /** Sections that rows wait in and nobody has configured; said at the next full scan. */
@@ -68,7 +71,6 @@ interface Hall {
   /** Highest id anybody has shown us, now and at the last two polls. */
   highWater: number
   recent: readonly [number, number]
-  pausedUntil: number
   nextFullScan: number
   /** When promote has work next; monotonic milliseconds. */
   nextDue: number
@@ -105,7 +107,9 @@ export const layer = (settings: Settings) =>
 
 const open = Effect.fn("Dispatcher.open")(function* (settings: Settings) {
   const { busy, tally } = yield* Statistics
-  const wakes = yield* EffectQueue.sliding<Wake>(16)
+  const wanted = new Set<Wake>()
+  // Rings once however much is wanted meanwhile.
+  const bell = yield* EffectQueue.sliding<void>(1)
   const hall: Hall = {
     settings,
     ready: new Ready({ ...defaultBounds, fair: settings.fair }),
@@ -113,13 +117,17 @@ const open = Effect.fn("Dispatcher.open")(function* (settings: Settings) {
     clock: yield* Clock.Clock,
     queue: yield* Queue,
     busy,
-    wake: (what) => void EffectQueue.offerUnsafe(wakes, what),
+    wake: (what) => {
+      wanted.add(what)
+      EffectQueue.offerUnsafe(bell, undefined)
+    },
     strange: new Set(),
+    wanted,
+    paused: new Map(),
     crew: undefined as never,
     owned: false,
     highWater: 0,
     recent: [0, 0],
-    pausedUntil: 0,
     nextFullScan: 0,
     nextDue: 0
   }
@@ -130,9 +138,12 @@ const open = Effect.fn("Dispatcher.open")(function* (settings: Settings) {
       head: settings.pipeline.entries[0] ?? ""
     },
     { ready: hall.ready, tally },
-    { report: (report) => heard(hall, report), pump: () => pump(hall) }
+    { report: (report, section) => heard(hall, report, section), pump: () => pump(hall) }
   )
-  const waking = Effect.flatMap(EffectQueue.take(wakes), (wake) => onWake(hall, wake))
+  const waking = Effect.andThen(
+    EffectQueue.take(bell),
+    Effect.suspend(() => Effect.forEach([...wanted], (wake) => onWake(hall, wake)))
+  )
   yield* Effect.forkScoped(lasting("waking", Effect.forever(waking)))
   yield* Effect.forkScoped(lasting("listening", listening(hall)))
   yield* Effect.forkScoped(lasting("ticking", ticking(hall)))
@@ -150,14 +161,15 @@ const offer = (hall: Hall, entry: Entry): void => {
 /** Hands out what can be handed out; called whenever rows or hands have become free. */
 const pump = (hall: Hall): void => {
   hall.busy(hall.ready.waitingInAll > 0 || hall.ready.inHandInAll > 0)
-  if (!hall.owned || hall.pausedUntil > now(hall)) return
+  if (!hall.owned) return
   for (const section of hall.settings.pipeline.sections.values()) {
-    if (hall.ready.waiting(section.name) > 0) hall.crew.serve(section)
+    const paused = (hall.paused.get(section.name) ?? 0) > now(hall)
+    if (!paused && hall.ready.waiting(section.name) > 0) hall.crew.serve(section)
   }
   if (hall.ready.hasOverflow) hall.wake("refill")
 }
 
-const heard = (hall: Hall, report: Wire.Report): void => {
+const heard = (hall: Hall, report: Wire.Report, section: string): void => {
   if (report.t === "settled") return settled(hall, report)
   if (report.t !== "returned") return
   for (const id of report.ids) {
@@ -165,14 +177,19 @@ const heard = (hall: Hall, report: Wire.Report): void => {
     else hall.ready.giveBack(id, now(hall))
   }
   if (report.why === "overload" || report.why === "away") {
-    hall.pausedUntil = now(hall) + Duration.toMillis(overloadPause)
+    hall.paused.set(section, now(hall) + Duration.toMillis(overloadPause))
     if (report.why === "overload") hall.tally.dispatch({ overloads: 1 })
   }
 }
 
 const settled = (hall: Hall, report: typeof Wire.SettledReport.Type): void => {
+  // Of a report that is the rest of another, nobody knows whether its parents were repeats.
+  let repeats = report.rows.length === 0
   for (const row of report.rows) {
-    hall.ready.leave(row.id)
+    const was = hall.ready.leave(row.id)
+    // A row that may have been run before may have been so in the next section, too.
+    const repeat = was?.repeat ?? true
+    repeats ||= repeat
     const last = row.runs.at(-1)
     if (row.kind === "fenced") {
       if (last !== undefined) hall.tally.section(last[0], { fenced: 1 })
@@ -184,10 +201,10 @@ const settled = (hall: Hall, report: typeof Wire.SettledReport.Type): void => {
     if (last !== undefined && row.error !== undefined)
       hall.tally.section(last[0], { lastError: row.error })
     if (last?.[1] === "done" && row.status === "gone") hall.tally.dispatch({ messagesProcessed: 1 })
-    if (row.entry !== undefined) offer(hall, toEntry(row.entry))
+    if (row.entry !== undefined) offer(hall, { ...toEntry(row.entry), repeat })
     if (row.dueSeconds !== undefined) dueIn(hall, row.dueSeconds)
   }
-  for (const fresh of report.fresh) offer(hall, toEntry(fresh))
+  for (const fresh of report.fresh) offer(hall, { ...toEntry(fresh), repeat: repeats })
   if (report.retries > 0) hall.tally.dispatch({ retries: report.retries })
 }
 
@@ -229,6 +246,12 @@ const owning = Effect.fnUntraced(function* (hall: Hall) {
   let epochs: Owned["epochs"] | undefined
   while (true) {
     epochs = yield* Effect.scoped(ownOnce(hall, ownership, epochs)).pipe(
+      // Whatever ended it, the locks went with its scope.
+      Effect.ensuring(
+        Effect.sync(() => {
+          hall.owned = false
+        })
+      ),
       Effect.catchTag("DatabaseError", (error) =>
         Effect.annotateLogs(Effect.logDebug("the sections are not ours yet"), {
           error: error.message
@@ -259,7 +282,6 @@ const ownOnce = Effect.fnUntraced(function* (
   yield* scanAll(hall)
   pump(hall)
   yield* owned.lost
-  hall.owned = false
   yield* Effect.logWarning(
     "the session that holds our sections is lost; nothing is handed out until it is back"
   )
@@ -295,8 +317,9 @@ const promote = Effect.fnUntraced(function* (hall: Hall) {
   const rows = [...(yield* hall.queue.promote(page)), ...(yield* hall.queue.expire(page))]
   if (rows.length > 0) hall.tally.dispatch({ promoted: rows.length })
   for (const row of rows) offer(hall, { ...row, repeat: true })
-  const due = yield* hall.queue.nextDue
+  // Set before it is asked: what is deferred meanwhile makes it earlier again.
   hall.nextDue = Number.POSITIVE_INFINITY
+  const due = yield* hall.queue.nextDue
   if (Option.isSome(due)) dueIn(hall, due.value)
   pump(hall)
 })
@@ -311,15 +334,14 @@ const refill = Effect.fnUntraced(function* (hall: Hall) {
     const entries = rows.map((row) => ({ ...row, repeat: true }))
     hall.ready.refill(overflow, { entries, complete: rows.length < refillRows }, now(hall))
   }
-  for (const section of hall.settings.pipeline.sections.values()) hall.crew.serve(section)
+  pump(hall)
 })
 
 const onWake = (hall: Hall, wake: Wake): Effect.Effect<void> => {
+  hall.wanted.delete(wake)
   if (!hall.owned) return Effect.void
   hall.tally.dispatch({ wakeups: 1 })
-  const work =
-    wake === "refill" ? refill(hall) : wake === "due" ? promote(hall) : scan(hall, hall.highWater)
-  return whenAway(work, wake)
+  return whenAway(looks[wake](hall), wake)
 }
 
 const poll = Effect.fnUntraced(function* (hall: Hall) {
@@ -343,6 +365,13 @@ const warnOf = (hall: Hall): Effect.Effect<void> =>
       sections
     })
   })
+
+/** What each wake is for. */
+const looks: { readonly [W in Wake]: (hall: Hall) => Effect.Effect<void, DatabaseError> } = {
+  notified: (hall) => scan(hall, hall.highWater),
+  refill: (hall) => refill(hall),
+  due: (hall) => promote(hall)
+}
 
 /** The table could not be read; the next look finds what this one would have. */
 const whenAway = (work: Effect.Effect<void, DatabaseError>, what: string): Effect.Effect<void> =>

@@ -12,7 +12,7 @@ import * as EffectQueue from "effect/Queue"
 import type { Entry, Outcome } from "../pipeline/Job.ts"
 import type { Run } from "../pipeline/Stats.ts"
 import type * as Wire from "../pipeline/Wire.ts"
-import type { DatabaseError } from "../services/DatabaseError.ts"
+import { DatabaseError } from "../services/DatabaseError.ts"
 import { Queue } from "../services/Queue.ts"
 import type { Settled } from "../services/Queue.ts"
 
@@ -109,6 +109,13 @@ const write = (
 ): Effect.Effect<Written> =>
   queue.settle(outcomes, { durable }).pipe(
     Effect.map((rows): Written => ({ rows, retries: 0, refused: [] })),
+    // A refusal we do not know is a refusal: the culprit is found by settling one by one.
+    Effect.catchDefect((cause) =>
+      Effect.andThen(
+        Effect.logError("a settle failed", cause),
+        Effect.fail(new DatabaseError({ reason: "data", operation: "Queue.settle", cause }))
+      )
+    ),
     Effect.catchTag("DatabaseError", (error) =>
       again(queue, { outcomes, durable, error, again: conflicted })
     )

@@ -56,7 +56,15 @@ export const layer = (settings: Settings) =>
       }
       const one = yield* Semaphore.make(1)
       const flushOnce = Semaphore.withPermits(one, 1)(Effect.suspend(() => flush(desk, now)))
-      yield* Effect.addFinalizer(() => Effect.timeoutOption(flushOnce, "5 seconds"))
+      const isDone = () => desk.pending === undefined && desk.tally.isEmpty
+      // What was counted after a flush that failed is a flush of its own.
+      const flushAll = Effect.gen(function* () {
+        while (!isDone()) {
+          yield* flushOnce
+          if (desk.pending !== undefined) yield* Effect.sleep("100 millis")
+        }
+      })
+      yield* Effect.addFinalizer(() => Effect.timeoutOption(flushAll, "5 seconds"))
       const look = Effect.suspend(() => (isTime(desk, now()) ? flushOnce : Effect.void))
       const looking = Effect.forever(Effect.delay(look, Duration.millis(500)))
       yield* Effect.forkScoped(lasting("flushing statistics", looking))

@@ -19,11 +19,17 @@ export interface Bounds {
   readonly fair: boolean
   /** Entries of one key in one section: some batches ahead, a few hundred octets each. */
   readonly perKey: number
-  /** Entries in all: about 50 MB of memory. */
+  /**
+   * Entries in all: about 50 MB of memory. A section may have a sixteenth of it whatever the
+   * others have, so that one that stands still does not keep mail from the rest.
+   */
   readonly total: number
 }
 
 export const defaultBounds: Bounds = { fair: true, perKey: 1024, total: 250_000 }
+
+/** Keys refilled at one look: each costs a query. */
+const refillsAtOnce = 32
 
 /** A key whose list was cut off: rows behind `after` wait in the table. */
 export interface Overflow {
@@ -31,6 +37,8 @@ export interface Overflow {
   /** Undefined = the one list for all. */
   readonly fairKey: string | undefined
   readonly after: number
+  /** Rows its list had refused by then; more at the refill = more wait behind it. */
+  readonly refusals: number
 }
 
 /** First in, first out; amortised constant time. */
@@ -65,6 +73,8 @@ interface KeyList {
   queued: boolean
   /** Highest id ever accepted; of a key that was cut off, rows behind it are left to a refill. */
   frontier: number
+  /** Rows it has refused. */
+  refusals: number
 }
 
 interface Lane {
@@ -132,8 +142,7 @@ export class Ready {
 
   /** Some key's list was cut off and runs low. */
   get hasOverflow(): boolean {
-    for (const key of this.#cut.keys())
-      if (key.entries.length <= this.#bounds.perKey / 4) return true
+    for (const [key, section] of this.#cut) if (this.#runsLow(key, section)) return true
     return false
   }
   entryInHand(id: number): Entry | undefined {
@@ -208,24 +217,32 @@ export class Ready {
     if (entry !== undefined) this.offer({ ...entry, repeat: true }, now)
   }
 
-  /** Keys whose list was cut off and is at most a quarter full. */
+  /** Some keys whose list was cut off and runs low; the others have their turn at the next look. */
   overflows(): ReadonlyArray<Overflow> {
-    return [...this.#cut]
-      .filter(([key]) => key.entries.length <= this.#bounds.perKey / 4)
-      .map(([key, section]) => ({ section, fairKey: key.fairKey, after: key.frontier }))
+    const low: Array<Overflow> = []
+    for (const [key, section] of this.#cut) {
+      if (low.length >= refillsAtOnce) break
+      if (!this.#runsLow(key, section)) continue
+      low.push({ section, fairKey: key.fairKey, after: key.frontier, refusals: key.refusals })
+    }
+    return low
   }
 
-  /** Rows behind what a cut list took. */
+  /** Rows behind what a cut list took; those of other sections are left alone. */
   refill(overflow: Overflow, rows: Rows, now: number): void {
-    const key = this.#lanes.get(overflow.section)?.keys.get(overflow.fairKey)
+    const { fairKey, refusals, section } = overflow
+    const key = this.#lanes.get(section)?.keys.get(fairKey)
     if (key === undefined) return
+    // Moved to the end: keys take turns at being refilled, too.
     this.#cut.delete(key)
     for (const entry of rows.entries) {
+      if (entry.section !== section) continue
       if (this.offer(entry, now) === "refused") return
       key.frontier = Math.max(key.frontier, entry.id)
     }
-    if (!rows.complete) this.#cut.set(key, overflow.section)
-    else if (key.entries.length === 0) this.#lanes.get(overflow.section)?.keys.delete(key.fairKey)
+    // What was refused while the table was read may not have been in what was read.
+    if (!rows.complete || key.refusals > refusals) this.#cut.set(key, section)
+    else if (key.entries.length === 0) this.#lanes.get(section)?.keys.delete(fairKey)
   }
 
   /** Forgets what waits; what is in hand stays there. */
@@ -233,6 +250,18 @@ export class Ready {
     this.#lanes.clear()
     this.#waiting.clear()
     this.#cut.clear()
+  }
+
+  #isFull(lane: Lane): boolean {
+    const { total } = this.#bounds
+    return this.#waiting.size >= total && lane.waiting >= total / 16
+  }
+
+  #runsLow(key: KeyList, section: string): boolean {
+    const lane = this.#lanes.get(section)
+    return (
+      key.entries.length <= this.#bounds.perKey / 4 && lane !== undefined && !this.#isFull(lane)
+    )
   }
 
   #isCurrent(entry: Entry): boolean {
@@ -250,13 +279,13 @@ export class Ready {
     const fairKey = this.#bounds.fair ? waiting.entry.fairKey : undefined
     let key = lane.keys.get(fairKey)
     if (key === undefined) {
-      key = { fairKey, entries: new Fifo(), queued: false, frontier: 0 }
+      key = { fairKey, entries: new Fifo(), queued: false, frontier: 0, refusals: 0 }
       lane.keys.set(fairKey, key)
     }
-    const full =
-      key.entries.length >= this.#bounds.perKey || this.#waiting.size >= this.#bounds.total
+    const full = key.entries.length >= this.#bounds.perKey || this.#isFull(lane)
     if (full || (this.#cut.has(key) && id > key.frontier)) {
-      this.#cut.set(key, section)
+      if (!this.#cut.has(key)) this.#cut.set(key, section)
+      key.refusals++
       return false
     }
     key.frontier = Math.max(key.frontier, id)

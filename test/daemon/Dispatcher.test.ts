@@ -9,6 +9,7 @@ import * as StatsFlusher from "../../src/daemon/StatsFlusher.ts"
 import * as Verdict from "../../src/pipeline/Verdict.ts"
 import { Control } from "../../src/services/Control.ts"
 import { DatabaseError } from "../../src/services/DatabaseError.ts"
+import { Ownership } from "../../src/services/Ownership.ts"
 import { Queue } from "../../src/services/Queue.ts"
 import type { Admission } from "../../src/services/Queue.ts"
 import { Statistics } from "../../src/services/Statistics.ts"
@@ -41,6 +42,14 @@ const world = (
     readonly started?: Array<Effect.Effect<void>>
     /** What the queue answers to loads, until the list is empty. */
     readonly loads?: Array<DatabaseError["reason"]>
+    /** Other answers of the queue. */
+    readonly answers?: (real: Queue["Service"]) => Partial<Queue["Service"]>
+    readonly ownership?: Layer.Layer<Ownership>
+    /** Instead of a load, or after it. */
+    readonly load?: (
+      rows: ReadonlyArray<{ readonly id: number }>,
+      real: ReturnType<Queue["Service"]["load"]>
+    ) => ReturnType<Queue["Service"]["load"]>
   } = {}
 ) => {
   const pipeline = pipelineOf(sections)
@@ -49,10 +58,14 @@ const world = (
     Effect.map(Queue, (real) =>
       Queue.of({
         ...real,
+        ...options.answers?.(real),
         load: (rows, level) => {
           const reason = options.loads?.shift()
           return reason === undefined
-            ? Effect.delay(real.load(rows, level), "1 millis")
+            ? Effect.delay(
+                options.load?.(rows, real.load(rows, level)) ?? real.load(rows, level),
+                "1 millis"
+              )
             : Effect.fail(new DatabaseError({ reason, operation: "Queue.load", cause: undefined }))
         }
       })
@@ -71,7 +84,7 @@ const world = (
   }).pipe(
     Layer.provide(workers(pipeline, { allowFusion: options.allowFusion ?? true, ...options })),
     Layer.provideMerge(StatsFlusher.layer({ interval: Duration.hours(1), dispatcher: "main" })),
-    Layer.provideMerge(Layer.mergeAll(queue, ownership, stages))
+    Layer.provideMerge(Layer.mergeAll(queue, options.ownership ?? ownership, stages))
   )
 }
 
@@ -94,6 +107,9 @@ const settle = Effect.gen(function* () {
     if (!waits && (yield* control.inFlight).size === 0) return
   }
 })
+
+const trouble = (reason: DatabaseError["reason"]) =>
+  new DatabaseError({ reason, operation: "test", cause: undefined })
 
 const to = (section: string) => () => Effect.succeed(Verdict.passTo(section))
 const end = () => Effect.succeed(Verdict.done)
@@ -318,15 +334,224 @@ describe("Dispatcher", () => {
       )
   )
 
-  it.effect(
-    "a message that takes longer than TIMEOUT costs its worker, and is kept as poison in the end",
-    () =>
-      Effect.gen(function* () {
-        yield* admit([mail()])
-        yield* TestClock.adjust("20 minutes")
-        const [row] = yield* (yield* MemoryQueue.Table).rows
-        assert.deepStrictEqual([row?.status, row?.crashes], ["failed", 3])
-      }).pipe(Effect.provide(world([{ name: "init", run: () => Effect.never }])))
+  it.effect("a message that takes longer than TIMEOUT is kept as poison in the end", () =>
+    Effect.gen(function* () {
+      yield* admit([mail(), mail({ sender: "slow@x" })])
+      yield* TestClock.adjust("20 minutes")
+      const rows = yield* (yield* MemoryQueue.Table).rows
+      assert.deepStrictEqual(
+        rows.map((row) => [row.sender, row.status, row.crashes]),
+        [["slow@x", "failed", 3]]
+      )
+    }).pipe(
+      Effect.provide(
+        world([
+          {
+            name: "init",
+            parallelism: 1,
+            run: ({ sender }) => (sender === "slow@x" ? Effect.never : Effect.succeed(Verdict.done))
+          }
+        ])
+      )
+    )
+  )
+
+  it.effect("a database that is away for longer than TIMEOUT repeats no hand-over", () => {
+    let away = true
+    let runs = 0
+    const unless = <A>(answer: Effect.Effect<A, DatabaseError>) =>
+      Effect.suspend(() => (away ? Effect.fail(trouble("away")) : answer))
+    return Effect.gen(function* () {
+      yield* admit([mail()])
+      yield* TestClock.adjust("10 minutes")
+      away = false
+      yield* settle
+      assert.lengthOf(yield* (yield* MemoryQueue.Table).rows, 0)
+      assert.deepStrictEqual(
+        [runs, (yield* Statistics).tally.take().sections["init"]?.crashes],
+        [1, 0]
+      )
+    }).pipe(
+      Effect.provide(
+        world(
+          [{ name: "init", effect: "once", run: () => Effect.sync(() => (runs++, Verdict.done)) }],
+          {
+            answers: (real) => ({
+              settle: (outcomes, options) => unless(real.settle(outcomes, options)),
+              revisions: (of) => unless(real.revisions(of))
+            })
+          }
+        )
+      )
+    )
+  })
+
+  it.effect("a row that may have been run before is a repeat in the next section, too", () => {
+    const seen: Array<boolean> = []
+    const local: Scripted["run"] = ({ repeat }) =>
+      Effect.suspend(() => {
+        seen.push(repeat)
+        return seen.length === 1
+          ? Effect.die(new Error("after link"))
+          : Effect.succeed(Verdict.done)
+      })
+    return Effect.gen(function* () {
+      yield* TestClock.adjust("1 second")
+      yield* admit([mail()])
+      yield* settle
+      // First fused behind init; then, as a suspect, in a hop of its own.
+      assert.deepStrictEqual(seen, [false, true])
+    }).pipe(
+      Effect.provide(
+        world([
+          { name: "init", run: to("end") },
+          { name: "end", effect: "keyed", run: local }
+        ])
+      )
+    )
+  })
+
+  it.effect("slow rows of one sender do not stop free hands", () => {
+    let fast = 0
+    const run: Scripted["run"] = ({ sender }) =>
+      sender === "slow@x"
+        ? Effect.delay(Effect.succeed(Verdict.done), "250 seconds")
+        : Effect.sync(() => (fast++, Verdict.done))
+    return Effect.gen(function* () {
+      yield* admit(Array.from({ length: 5 }, () => mail({ sender: "slow@x", fairKey: "slow" })))
+      yield* TestClock.adjust("1 second")
+      yield* admit(Array.from({ length: 20 }, () => mail({ fairKey: "fast" })))
+      yield* TestClock.adjust("20 seconds")
+      assert.strictEqual(fast, 20)
+      yield* TestClock.adjust("5 minutes") // so that the end has nothing to wait for
+    }).pipe(Effect.provide(world([{ name: "init", parallelism: 1, run }])))
+  })
+
+  it.effect("a suspect is served while others keep all workers busy", () => {
+    let others = 0
+    let suspects = 0
+    const run: Scripted["run"] = ({ sender }) =>
+      Effect.suspend(() => {
+        if (sender !== "suspect@x") {
+          others++
+          return Effect.delay(Effect.succeed(Verdict.done), "900 millis")
+        }
+        suspects++
+        return suspects === 1 ? Effect.die(new Error("once")) : Effect.succeed(Verdict.done)
+      })
+    return Effect.gen(function* () {
+      yield* admit([mail({ sender: "suspect@x", fairKey: "s" })])
+      for (let i = 0; i < 60; i++) {
+        yield* admit(Array.from({ length: 8 }, () => mail()))
+        yield* TestClock.adjust("500 millis")
+      }
+      assert.strictEqual(suspects, 2)
+      assert.isAbove(others, 100)
+      yield* TestClock.adjust("1 minute") // so that the end has nothing to wait for
+    }).pipe(Effect.provide(world([{ name: "init", parallelism: 1, run }])))
+  })
+
+  it.effect("a suspect and an ordinary row start one worker where PARALLELISM is 1", () => {
+    const started: Array<Effect.Effect<void>> = []
+    return Effect.gen(function* () {
+      yield* TestClock.adjust("1 second")
+      const [one, two] = yield* (yield* Queue).admit([mail(), mail()])
+      ;(yield* Control).admitted([{ ...one!, crashes: 1 }, two!])
+      yield* settle
+      assert.lengthOf(started, 1)
+    }).pipe(Effect.provide(world([{ name: "init", parallelism: 1, run: end }], { started })))
+  })
+
+  it.effect("nothing is handed out when the first scan fails and the sections are lost", () => {
+    let owns = 0
+    let ran = 0
+    let fails = true
+    const once = Layer.effect(
+      Ownership,
+      Effect.map(Ownership, (real) =>
+        Ownership.of({
+          ...real,
+          own: (sections, owner) => (++owns === 1 ? real.own(sections, owner) : Effect.never)
+        })
+      )
+    ).pipe(Layer.provide(ownership))
+    return Effect.gen(function* () {
+      yield* TestClock.adjust("5 seconds")
+      yield* admit([mail()])
+      yield* settle
+      assert.deepStrictEqual([owns, ran], [2, 0])
+    }).pipe(
+      Effect.provide(
+        world([{ name: "init", run: () => Effect.sync(() => (ran++, Verdict.done)) }], {
+          ownership: once,
+          answers: (real) => ({
+            scan: (after, limit) =>
+              Effect.suspend(() => {
+                const answer = fails ? Effect.fail(trouble("overload")) : real.scan(after, limit)
+                fails = false
+                return answer
+              })
+          })
+        })
+      )
+    )
+  })
+
+  it.effect("a settle that we do not understand costs its own row and no other", () => {
+    const isBad = (outcomes: ReadonlyArray<{ readonly id: number }>) =>
+      outcomes.some(({ id }) => id === 2)
+    return Effect.gen(function* () {
+      yield* admit(Array.from({ length: 4 }, () => mail()))
+      yield* settle
+      const rows = yield* (yield* MemoryQueue.Table).rows
+      assert.deepStrictEqual(
+        rows.map((row) => [row.id, row.status]),
+        [[2, "failed"]]
+      )
+      assert.strictEqual((yield* Statistics).tally.take().sections["init"]?.crashes, 3)
+    }).pipe(
+      Effect.provide(
+        world([{ name: "init", run: end }], {
+          answers: (real) => ({
+            settle: (outcomes, options) =>
+              isBad(outcomes) ? Effect.die(new Error("SQLSTATE")) : real.settle(outcomes, options)
+          })
+        })
+      )
+    )
+  })
+
+  it.effect("a row that cannot be read costs its own tries and no other's", () => {
+    const isBad = (rows: ReadonlyArray<{ readonly id: number }>) => rows.some(({ id }) => id === 2)
+    return Effect.gen(function* () {
+      yield* admit(Array.from({ length: 4 }, () => mail()))
+      yield* settle
+      const rows = yield* (yield* MemoryQueue.Table).rows
+      assert.deepStrictEqual(
+        rows.map((row) => [row.id, row.status]),
+        [[2, "failed"]]
+      )
+    }).pipe(
+      Effect.provide(
+        world([{ name: "init", run: end }], {
+          load: (rows, real) => (isBad(rows) ? Effect.die(new Error("infinity")) : real)
+        })
+      )
+    )
+  })
+
+  it.effect("a death that cannot be written keeps no row in hand", () =>
+    Effect.gen(function* () {
+      yield* admit([mail(), mail()])
+      yield* TestClock.adjust("8 seconds")
+      assert.strictEqual((yield* (yield* Control).inFlight).size, 0)
+    }).pipe(
+      Effect.provide(
+        world([{ name: "init", run: () => Effect.die(new Error("x")) }], {
+          answers: () => ({ crashed: () => Effect.fail(trouble("data")) })
+        })
+      )
+    )
   )
 
   it.effect("idle workers end, but the head of the pipeline keeps one", () => {

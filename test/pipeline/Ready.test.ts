@@ -101,6 +101,39 @@ describe("Ready", () => {
     assert.isFalse(ready.hasOverflow)
   })
 
+  it("what is refused while a refill reads the table is not forgotten", () => {
+    const ready = new Ready({ fair: true, perKey: 4, total: 1000 })
+    for (let id = 1; id <= 6; id++) ready.offer(entry(id), 0)
+    ready.take("init", 4, 1e9)
+    const [overflow] = ready.overflows()
+    assert.strictEqual(ready.offer(entry(7), 0), "refused")
+    ready.refill(overflow!, { entries: [entry(5), entry(6)], complete: true }, 0)
+    ready.take("init", 4, 1e9)
+    assert.deepInclude(ready.overflows()[0], { fairKey: "k", after: 6 })
+  })
+
+  it("a section that stands still leaves room for the others", () => {
+    const ready = new Ready({ fair: true, perKey: 100, total: 1600 })
+    for (let id = 1; id <= 2000; id++) {
+      ready.offer(entry(id, { section: "relay", fairKey: `k${id % 40}` }), 0)
+    }
+    assert.strictEqual(ready.waitingInAll, 1600)
+    assert.isFalse(ready.hasOverflow)
+    assert.strictEqual(ready.offer(entry(5000), 0), "added")
+    assert.deepStrictEqual(ids(ready.take("init", 1, 1e9)), [5000])
+  })
+
+  it("one list for all is refilled past rows of other sections, which are left alone", () => {
+    const ready = new Ready({ fair: false, perKey: 4, total: 1000 })
+    for (let id = 1; id <= 5; id++) ready.offer(entry(id, { section: "b" }), 0)
+    ready.take("b", 4, 1e9)
+    const [overflow] = ready.overflows()
+    const rows = [entry(10, { section: "a" }), entry(11, { section: "b" })]
+    ready.refill(overflow!, { entries: rows, complete: false }, 0)
+    assert.deepStrictEqual([ready.waiting("a"), ready.waiting("b")], [0, 1])
+    assert.isTrue(ready.hasOverflow)
+  })
+
   const Op = Schema.Struct({
     op: Schema.Literals(["offer", "take", "leave", "giveBack", "suspect"]),
     id: Schema.Int.check(Schema.isBetween({ minimum: 1, maximum: 12 })),
