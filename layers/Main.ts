@@ -163,9 +163,11 @@ const Handed = Schema.fromJsonString(
   })
 )
 
+const encodeHanded = Schema.encodeSync(Handed)
+
 /** As the wire quotes it, and with room for the rest of its line. */
 const handedText = Effect.fnUntraced(function* ({ text, ...config }: Config, server: Server) {
-  const handed = Schema.encodeSync(Handed)({ text, server })
+  const handed = encodeHanded({ text, server })
   if (JSON.stringify(handed).length < Wire.maxLine - 1024) return handed
   const where = config.diagnostics[0]?.origin?.file ?? "configuration"
   return yield* new ConfigurationInvalid({

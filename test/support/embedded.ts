@@ -4,6 +4,7 @@
  * of the server on one line, and ends with its standard input.
  */
 import * as Effect from "effect/Effect"
+import * as Layer from "effect/Layer"
 import * as Logger from "effect/Logger"
 import * as process from "node:process"
 import * as EmbeddedPostgres from "../../layers/EmbeddedPostgres.ts"
@@ -16,9 +17,6 @@ const program = Effect.gen(function* () {
   })
 })
 
-await Effect.runPromise(
-  program.pipe(
-    Effect.provide(EmbeddedPostgres.layer({ directory: process.argv[2]! })),
-    Effect.provide(Logger.layer([]))
-  )
-)
+const silent = Logger.layer([])
+const embedded = EmbeddedPostgres.layer({ directory: process.argv[2]! })
+await Effect.runPromise(Effect.provide(program, Layer.provideMerge(embedded, silent)))

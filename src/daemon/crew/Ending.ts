@@ -148,11 +148,12 @@ const letLie = (hall: Hall, rows: ReadonlyArray<Entry>, refused: DatabaseError) 
 
 /** The database may be away; it is asked until it is back. Fails only if it refuses the values. */
 const untilDone = <A>(effect: Effect.Effect<A, DatabaseError>): Effect.Effect<A, DatabaseError> =>
-  Effect.catch(lasting("crew", effect), (error) =>
-    error.reason === "data"
-      ? Effect.fail(error)
-      : Effect.delay(
-          Effect.suspend(() => untilDone(effect)),
-          "1 second"
-        )
+  Effect.catchIf(
+    lasting("crew", effect),
+    ({ reason }) => reason !== "data",
+    () =>
+      Effect.delay(
+        Effect.suspend(() => untilDone(effect)),
+        "1 second"
+      )
   )
