@@ -32,7 +32,6 @@ create table pepsi.dispatch_stats (
   retries            bigint not null default 0,  -- settles repeated after 40P01, 40001
   updated_at         timestamptz not null default now()
 ) with (fillfactor = 50);
-insert into pepsi.dispatch_stats default values;
 
 -- true = counted now, false = this flush_seq was in already, error = somebody else writes too.
 -- p_stats = {"dispatch": {column: increment}, "stages": {name: {column: increment, "histogram":

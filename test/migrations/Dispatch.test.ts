@@ -145,11 +145,7 @@ layer(Database.fresh(), { excludeTestServices: true })("the dispatcher's writes"
       }
       const flush = (seq: number) =>
         sql.one("select pepsi.flush_stats($1::int, $2::jsonb)", [seq, JSON.stringify(stats)])
-      const first = Number(yield* sql.one("select flush_seq from pepsi.dispatch_stats")) + 1
-      assert.deepEqual(
-        [yield* flush(first), yield* flush(first), yield* flush(first)],
-        [true, false, false]
-      )
+      assert.deepEqual([yield* flush(1), yield* flush(1), yield* flush(1)], [true, false, false])
       assert.deepEqual(
         yield* sql.q(`select stage, processed::int as p, histogram::int[] as h, busy_us::int as b
                         from pepsi.stage_stats order by 1`),
@@ -158,8 +154,8 @@ layer(Database.fresh(), { excludeTestServices: true })("the dispatcher's writes"
           { stage: "init", p: 5, h: [0, 2, 3], b: 100 }
         ]
       )
-      assert.strictEqual(yield* flush(first + 1), true)
-      yield* Sql.fails(flush(first + 9), "22023")
+      assert.strictEqual(yield* flush(2), true)
+      yield* Sql.fails(flush(10), "22023")
       assert.deepEqual(
         yield* sql.q(`select processed::int as p, histogram::int[] as h, busy_us::int as b
                         from pepsi.stage_stats where stage = 'init'`),
