@@ -108,25 +108,24 @@ const boundLog = (log: string): Effect.Effect<void> =>
 
 /** A server that ran this long had no trouble with starting. */
 const healthy = Duration.seconds(2)
-const longestPause = Duration.seconds(10)
+/** Before the next start of one that did not; its recovery takes seconds besides. */
+const shortPause = Duration.seconds(1)
+/** Before the next try to start one that cannot be started. */
+const longPause = Duration.seconds(10)
 
-/** Starts it again whenever it ends: at once, or with growing pauses if it keeps ending. */
+/** Starts it again whenever it ends. */
 const watch = <E>(
   current: Ref.Ref<Postmaster.Postmaster | undefined>,
   again: Effect.Effect<Postmaster.Postmaster, E>
 ): Effect.Effect<never> =>
   Effect.gen(function* () {
-    let pause = Duration.zero
     while (true) {
       const [lived] = yield* Effect.timed((yield* Ref.get(current))?.ended ?? Effect.void)
-      pause = Duration.isGreaterThan(lived, healthy)
-        ? Duration.zero
-        : Duration.min(Duration.sum(Duration.times(pause, 2), Duration.millis(100)), longestPause)
       yield* Effect.logWarning("PostgreSQL has ended; starting it again")
-      yield* Effect.sleep(pause)
+      if (Duration.isLessThan(lived, healthy)) yield* Effect.sleep(shortPause)
       const server = yield* again.pipe(
         Effect.tapError((error) => Effect.logError("PostgreSQL does not start", error)),
-        Effect.retry(Schedule.spaced(longestPause)),
+        Effect.retry(Schedule.spaced(longPause)),
         Effect.orDie // the schedule has no end
       )
       yield* Effect.logInfo(`PostgreSQL runs again (process ${server.pid})`)

@@ -120,21 +120,31 @@ interface PidFile {
   readonly port: number
 }
 
+/** What the system calls files and processes that are not there, or not ours to see. */
+const absent = new Set<string | undefined>(["ENOENT", "ESRCH", "EACCES"])
+
+/** Servers come and go between any two questions, so it is asked once. undefined = not there. */
+const ifThere = <A>(ask: () => A): A | undefined => {
+  try {
+    return ask()
+  } catch (error) {
+    if (absent.has((error as NodeJS.ErrnoException).code)) return undefined
+    throw error
+  }
+}
+
+/** undefined also while the server is still writing it. */
 const readPidFile = (place: Place): PidFile | undefined => {
-  const file = path.join(place.data, "postmaster.pid")
-  if (!fs.existsSync(file)) return undefined
-  const lines = fs.readFileSync(file, "utf8").split("\n")
-  return { pid: Number(lines[0]), port: Number(lines[3] ?? port), run: lines[4] ?? "" }
+  const text = ifThere(() => fs.readFileSync(path.join(place.data, "postmaster.pid"), "utf8"))
+  const [pid = "", , , socketPort = port, run = ""] = text?.split("\n") ?? []
+  return pid === "" ? undefined : { pid: Number(pid), port: Number(socketPort), run }
 }
 
 /** Whether the process is there and, where the system tells, works in this data directory. */
 const isPostmaster = (place: Place, pid: number): boolean => {
   if (!(pid > 1) || !isAlive(pid)) return false
-  const cwd = `/proc/${pid}/cwd`
-  return (
-    !fs.existsSync("/proc/self/cwd") ||
-    (fs.existsSync(cwd) && fs.realpathSync(cwd) === fs.realpathSync(place.data))
-  )
+  if (!fs.existsSync("/proc/self/cwd")) return true
+  return ifThere(() => fs.realpathSync(`/proc/${pid}/cwd`)) === fs.realpathSync(place.data)
 }
 
 const isAlive = (pid: number): boolean =>
@@ -216,8 +226,8 @@ const launch = (
  */
 const disown = (place: Place): void => {
   const file = path.join(place.data, "postmaster.pid")
-  const text = fs.readFileSync(file, "utf8")
-  fs.writeFileSync(file, text.replace(/^\d+/, String(process.pid)))
+  const text = ifThere(() => fs.readFileSync(file, "utf8"))
+  if (text !== undefined) fs.writeFileSync(file, text.replace(/^\d+/, String(process.pid)))
 }
 
 /** The end of the log: it says why a server did not start, and never holds mail. */
@@ -259,7 +269,8 @@ export const obtain = Effect.fn("Postmaster.obtain")(function* (
 const waitReady = (place: Place, server: Postmaster): Effect.Effect<boolean> =>
   Effect.suspend(() => {
     const file = readPidFile(place)
-    return file?.pid === server.pid ? answers(place, file) : Effect.succeed(false)
+    const isOpen = file?.pid === server.pid && file.run !== ""
+    return isOpen ? answers(place, file) : Effect.succeed(false)
   }).pipe(Effect.repeat({ until: (ready) => ready, schedule: Schedule.spaced("10 millis") }))
 
 /** Time for a fast shutdown: it ends the sessions, writes a checkpoint and leaves. */
