@@ -109,7 +109,7 @@ const boundLog = (log: string): Effect.Effect<void> =>
 /** A server that ran this long had no trouble with starting. */
 const healthy = Duration.seconds(2)
 /** Before the next start of one that did not; its recovery takes seconds besides. */
-const shortPause = Duration.seconds(1)
+const shortPause = Duration.millis(250)
 /** Before the next try to start one that cannot be started. */
 const longPause = Duration.seconds(10)
 
