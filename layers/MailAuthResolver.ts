@@ -56,7 +56,10 @@ const errorOf = (exit: Exit.Failure<unknown, DnsError>): LookupError => {
   return new LookupError(codes[detail ?? (reason === "absent" ? "nxdomain" : "server")])
 }
 
-/** MX is an object for the library, all else the text itself. */
+/**
+ * MX is an object for the library, all else the text itself. Its declarations know text only, hence
+ * the cast.
+ */
 const shape = (type: string, records: ReadonlyArray<string>): Array<string> =>
   type !== "MX"
     ? [...records]

@@ -94,6 +94,7 @@ const refuseUnsendable = (
   return Effect.fail(new TransportError({ status: "5.6.7", operation: "MAIL", cause }))
 }
 
+/** What EHLO has listed; the library keeps it to itself, so the types have no name for it. */
 const offers = (connection: SMTPConnection, extension: string): boolean =>
   (
     connection as unknown as { readonly _supportedExtensions: ReadonlyArray<string> }

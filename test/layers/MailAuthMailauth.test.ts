@@ -307,6 +307,7 @@ describe("DMARC, the tree walk of RFC 9989", () => {
       readonly org?: string
     }
   }
+  // The compiler makes a type of its own for each entry of a file of vectors; this is what they share.
   const walks = treewalk as unknown as ReadonlyArray<Walk>
   for (const { dkim = [], exists, from, id, spf = [], want, zone: texts } of walks) {
     it.effect(id, () =>

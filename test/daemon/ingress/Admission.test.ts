@@ -153,6 +153,7 @@ describe("group admission", () => {
         let notified = 0
         const told = yield* Deferred.make<void>()
         const entry = { id: 1 } as Entry
+        // Admission asks nothing else of a queue; anything else would be undefined and end the test.
         const queue = {
           admit: (messages: ReadonlyArray<QueueService.Admission>) =>
             Effect.succeed(messages.map(() => entry)),
